@@ -1,0 +1,1 @@
+"""Workloads, paired comparisons and reports."""

@@ -1,0 +1,1 @@
+"""The sans-IO protocol: no clock, thread, socket, torch, nixl or vllm."""

@@ -1,0 +1,76 @@
+"""What an engine asks of its endpoint: small frozen values put into the transfer thread's mailbox.
+
+The promises that come back (see events.py):
+  each `Receive`                    is answered by exactly one `ReceiveEnded`
+  each `Final(last=True)`/`Withdraw` is answered by exactly one `SourceFree`
+"""
+
+import msgspec
+
+from kvpush.core.errors import Reason
+from kvpush.core.ids import Key, RequestId, Target
+from kvpush.core.layout import Blocks, Span
+
+
+class Expect(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: a request with this key has arrived but has no blocks yet. Connect to `target` and
+    keep the sender's lease alive until `Receive` or `Abort`."""
+
+    key: Key
+    request_id: RequestId
+    target: Target
+
+
+class Receive(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: write tokens `span` into `blocks`. Nothing of our own may still write to them (R12)."""
+
+    key: Key
+    request_id: RequestId
+    target: Target
+    span: Span
+    blocks: Blocks
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: the request is gone, or needs nothing (`reason` NOT_NEEDED). Valid after `Expect` or
+    `Receive`; ignored for a key that has ended."""
+
+    key: Key
+    reason: Reason = Reason.ABORTED
+
+
+class Announce(msgspec.Struct, frozen=True, tag=True):
+    """Sender: a prefill request with this key has been accepted by the engine."""
+
+    key: Key
+    request_id: RequestId
+
+
+class Final(msgspec.Struct, frozen=True, tag=True):
+    """Sender: the tokens [0, `tokens`) are final on the device (R13) in `blocks` (from token 0 on).
+
+    `last`: the prompt is complete, and the blocks stay pinned until `SourceFree`. Earlier calls
+    (`last=False`, chunked prefill) only ever grow `tokens`.
+    """
+
+    key: Key
+    request_id: RequestId
+    tokens: int
+    blocks: Blocks
+    last: bool = True
+
+
+class Withdraw(msgspec.Struct, frozen=True, tag=True):
+    """Sender: the request ends without delivering (aborted, preempted, failed)."""
+
+    key: Key
+    request_id: RequestId
+    reason: Reason
+    detail: str = ""
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Both: fail or finish every transfer explicitly, then report `Stopped`."""
+
+
+Command = Expect | Receive | Abort | Announce | Final | Withdraw | Stop

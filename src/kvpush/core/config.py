@@ -1,0 +1,39 @@
+"""The protocol's times and bounds. All durations in seconds on the driver's monotonic clock."""
+
+import msgspec
+
+from kvpush.core.errors import ConfigError
+
+
+class ProtocolConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Defaults suit a data centre; tests shrink them.
+
+    `quarantine_s` must be longer than the transport's own time-out (UCX gives up on a dead peer in
+    about 15 s by default), because a posted write cannot be cancelled (R1).
+    """
+
+    lease_s: float = 30.0
+    heartbeat_s: float = 2.0
+    peer_timeout_s: float = 10.0
+    connect_timeout_s: float = 5.0
+    retry_s: float = 0.5
+    unannounced_s: float = 10.0
+    notice_grace_s: float = 2.0
+    quarantine_s: float = 30.0
+    retired_memory_s: float = 900.0
+    retired_memory_keys: int = 200_000
+    stop_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            if not getattr(self, field) > 0:
+                raise ConfigError(
+                    field, f"must be greater than 0, got {getattr(self, field)}", "Set a positive number."
+                )
+        if self.heartbeat_s * 2 > min(self.lease_s, self.peer_timeout_s):
+            raise ConfigError(
+                "heartbeat_s",
+                f"{self.heartbeat_s} leaves no room for one lost heartbeat within lease_s {self.lease_s} "
+                f"and peer_timeout_s {self.peer_timeout_s}",
+                "Use at most half of the smaller one.",
+            )

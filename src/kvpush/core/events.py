@@ -1,0 +1,94 @@
+"""What an endpoint tells its engine. Drained by the driver, never called back."""
+
+from enum import StrEnum
+
+import msgspec
+
+from kvpush.core.errors import Reason
+from kvpush.core.ids import Key, RequestId
+
+
+class Outcome(StrEnum):
+    """How a transfer ended on one side (R3): exactly one of these, once."""
+
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    EXPIRED = "expired"
+
+
+class Role(StrEnum):
+    """Which end of a transfer this is."""
+
+    SENDER = "sender"
+    RECEIVER = "receiver"
+
+
+class TransferRecord(msgspec.Struct, kw_only=True):
+    """What is known of one ended transfer: one debug log line, and the bench's hand-over split.
+
+    `at` maps a stage name to this process's monotonic clock in seconds. Receiver stages: expected, requested,
+    registered, accepted, noticed, ended. Sender stages: announced, registered, final, posted, written,
+    ended. Missing stages did not happen.
+    """
+
+    key: Key
+    role: Role
+    request_id: RequestId | None
+    peer: str
+    outcome: Outcome
+    reason: Reason
+    detail: str = ""
+    tokens: int = 0
+    nbytes: int = 0
+    descriptors: int = 0
+    blocks: int = 0
+    at: dict[str, float]
+
+
+class ReceiveEnded(msgspec.Struct, frozen=True, tag=True):
+    """The blocks of a `Receive` are the request's own again: nothing will write to them any more.
+
+    Unless `outcome` is DELIVERED their content is undefined and must not be used (R6).
+    """
+
+    key: Key
+    request_id: RequestId
+    outcome: Outcome
+    reason: Reason
+    detail: str = ""
+
+
+class SourceFree(msgspec.Struct, frozen=True, tag=True):
+    """No posted write reads the blocks of a `Final(last=True)` or `Withdraw` any more (R2)."""
+
+    key: Key
+    request_id: RequestId
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """A transfer has its one outcome on this side; `record` says how it went."""
+
+    record: TransferRecord
+
+
+class Counted(msgspec.Struct, frozen=True, tag=True):
+    """One named counter went up by one (I5: each abnormal end does so exactly once)."""
+
+    name: str
+    reason: Reason
+
+
+class PeerChanged(msgspec.Struct, frozen=True, tag=True):
+    """A peer became ready, was refused, or was lost; for logs and gauges."""
+
+    peer: str
+    ready: bool
+    reason: Reason
+    detail: str = ""
+
+
+class Stopped(msgspec.Struct, frozen=True, tag=True):
+    """Everything asked for by `Stop` has ended; the thread may exit."""
+
+
+Event = ReceiveEnded | SourceFree | Ended | Counted | PeerChanged | Stopped

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible router that pairs prefill and decode engines."""

@@ -1,0 +1,1 @@
+"""The transfer thread and its control channel."""

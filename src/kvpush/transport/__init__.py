@@ -1,0 +1,1 @@
+"""The data plane: moves bytes between registered memory of two processes."""
