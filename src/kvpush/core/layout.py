@@ -10,9 +10,21 @@ the heads [`head_start`, `head_end`) of `total_heads`; a cache group has its own
 read from the tensors themselves by the adapter, never assumed.
 """
 
+from bisect import bisect_right
+from collections.abc import Set as AbstractSet
 from enum import StrEnum
+from itertools import pairwise
+from operator import itemgetter
 
 import msgspec
+
+from kvpush.core.errors import Reason, RemoteProtocolError
+
+MEMORY_KINDS = ("dram", "vram")
+
+_MAX_ADDRESS = 1 << 62  # so that address arithmetic stays within int64
+_MAX_PARTS = 1 << 14
+_NAMES_SHOWN = 6
 
 
 class Kind(StrEnum):
@@ -93,14 +105,196 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
         return self.end - self.start
 
 
+_PlaneId = tuple[str, Kind]
+
 Blocks = tuple[tuple[int, ...], ...]
 """Block ids per cache group. The first id of each group holds the span's first token (so a span that
 starts at token s begins in block s // block_size of the request), the last its last token."""
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The first field in which two layouts cannot work together, with both values."""
+    """The first field in which two layouts cannot work together, with both values.
+
+    `remedy` says what to change, "" when the two values say it all.
+    """
 
     field: str
     ours: str
     theirs: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.field}: ours {self.ours}, theirs {self.theirs}"
+        return f"{text}. {self.remedy}" if self.remedy else text
+
+
+# two layouts --------------------------------------------------------------------------------------------
+def first_difference(ours: Layout, theirs: Layout) -> Difference | None:
+    """The first thing that keeps these two ranks from exchanging KV, or None. Symmetric but for naming.
+
+    Addresses, strides, block counts and block sizes that are whole factors of one another may differ.
+    """
+    for field in ("model", "dtype", "head_bytes", "total_heads", "memory"):
+        mine, other = getattr(ours, field), getattr(theirs, field)
+        if mine != other:
+            return Difference(field, str(mine), str(other))
+    return _heads_differ(ours, theirs) or _planes_differ(ours, theirs) or _block_sizes_differ(ours, theirs)
+
+
+def _heads_differ(ours: Layout, theirs: Layout) -> Difference | None:
+    """Ranks are paired one to one and hold the same heads: the only place that forbids unequal TP."""
+    if ours.tp_size != theirs.tp_size:
+        remedy = "Start both engines with the same --tensor-parallel-size."
+        return Difference("tp_size", str(ours.tp_size), str(theirs.tp_size), remedy)
+    mine, other = (ours.head_start, ours.head_end), (theirs.head_start, theirs.head_end)
+    if mine != other:
+        remedy = "Connect each rank to the peer's rank of the same number."
+        return Difference("heads", "[{}, {})".format(*mine), "[{}, {})".format(*other), remedy)
+    return None
+
+
+def _planes_differ(ours: Layout, theirs: Layout) -> Difference | None:
+    mine = {(plane.layer, plane.kind): plane.group for plane in ours.planes}
+    other = {(plane.layer, plane.kind): plane.group for plane in theirs.planes}
+    if mine.keys() != other.keys():
+        return _layers_differ(mine.keys() - other.keys(), other.keys() - mine.keys())
+    for (layer, kind), group in mine.items():
+        if group != other[layer, kind]:
+            return Difference(f"group of {layer} ({kind})", str(group), str(other[layer, kind]))
+    return None
+
+
+def _layers_differ(only_ours: AbstractSet[_PlaneId], only_theirs: AbstractSet[_PlaneId]) -> Difference:
+    remedy = (
+        "Serve the same model with the same attention backend on both sides, and the same speculative "
+        "(draft or MTP) setting: draft layers have KV of their own."
+    )
+    return Difference("layers", _only(only_ours), _only(only_theirs), remedy)
+
+
+def _only(planes: AbstractSet[_PlaneId]) -> str:
+    """The layers (or parts of layers) that one side alone has, in words, at most a few of them by name."""
+    if not planes:
+        return "none that the other lacks"
+    names = sorted(f"{layer} ({kind})" for layer, kind in planes)
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    return f"{len(names)} that the other lacks: {shown}{', ...' if len(names) > _NAMES_SHOWN else ''}"
+
+
+def _block_sizes_differ(ours: Layout, theirs: Layout) -> Difference | None:
+    mine = tuple(group.block_size for group in ours.groups)
+    other = tuple(group.block_size for group in theirs.groups)
+    if len(mine) != len(other):
+        return Difference("groups", str(len(mine)), str(len(other)), "Use the same hybrid cache setting on both sides.")
+    for index, (a, b) in enumerate(zip(mine, other, strict=True)):
+        if max(a, b) % min(a, b):
+            remedy = "One --block-size must be a whole multiple of the other."
+            return Difference(f"groups[{index}].block_size", str(a), str(b), remedy)
+    return None
+
+
+# what a peer sends --------------------------------------------------------------------------------------
+def check_blocks(layout: Layout, span: Span, blocks: Blocks) -> None:
+    """Check a registration against the layout of whoever owns the blocks.
+
+    Raises `RemoteProtocolError` BAD_SPAN (empty, negative) or BAD_BLOCK (number of groups, number of ids
+    for the span, id out of range, id twice).
+    """
+    if not 0 <= span.start < span.end:
+        detail = f"[{span.start}, {span.end}) is no span of tokens: 0 <= start < end must hold"
+        raise RemoteProtocolError(Reason.BAD_SPAN, detail, "span")
+    if len(blocks) != len(layout.groups):
+        detail = f"{len(blocks)} lists of ids for {len(layout.groups)} cache groups"
+        raise RemoteProtocolError(Reason.BAD_BLOCK, detail, "blocks")
+    for index, (group, ids) in enumerate(zip(layout.groups, blocks, strict=True)):
+        _check_ids(group, span, ids, f"blocks[{index}]")
+
+
+def _check_ids(group: Group, span: Span, ids: tuple[int, ...], field: str) -> None:
+    expected = -(-span.end // group.block_size) - span.start // group.block_size
+    if len(ids) != expected:
+        detail = f"{len(ids)} ids, but [{span.start}, {span.end}) takes {expected} blocks of {group.block_size}"
+        raise RemoteProtocolError(Reason.BAD_BLOCK, detail, field)
+    for extreme in (min(ids), max(ids)):
+        if not 0 <= extreme < group.num_blocks:
+            detail = f"id {extreme} is not in [0, {group.num_blocks})"
+            raise RemoteProtocolError(Reason.BAD_BLOCK, detail, field)
+    if len(set(ids)) != len(ids):
+        raise RemoteProtocolError(Reason.BAD_BLOCK, "an id occurs twice", field)
+
+
+def check_layout(layout: Layout) -> None:
+    """Check that a layout from the wire makes sense by itself, before anything is computed from it.
+
+    Raises `RemoteProtocolError` BAD_MESSAGE naming the field: sizes outside of what any engine has, heads
+    outside of the model's, strides under which tokens overlap, planes outside of the regions.
+    """
+    _check_sizes(layout)
+    _check_regions(layout.regions)
+    _check_planes(layout)
+
+
+def _check_regions(regions: tuple[Region, ...]) -> None:
+    for index, region in enumerate(regions):
+        inside = region.base >= 0 and region.nbytes > 0 and region.base + region.nbytes <= _MAX_ADDRESS
+        _require(inside and region.device >= 0, f"regions[{index}]", f"{region} is no memory area")
+    areas = sorted(_area(region) for region in regions)
+    for (_, end), (start, _) in pairwise(areas):
+        _require(end <= start, "regions", f"the area that starts at {start} overlaps the one that ends at {end}")
+
+
+def _check_planes(layout: Layout) -> None:
+    names = {(plane.layer, plane.kind) for plane in layout.planes}
+    _require(len(names) == len(layout.planes), "planes", "a layer has two planes of one kind")
+    areas = sorted(_area(region) for region in layout.regions)
+    for index, plane in enumerate(layout.planes):
+        field = f"planes[{index}]"
+        _require(0 <= plane.group < len(layout.groups), field, f"there is no group {plane.group}")
+        end = plane.base + _extent(layout, plane, field)
+        below = bisect_right(areas, plane.base, key=itemgetter(0)) - 1
+        _require(below >= 0 and end <= areas[below][1], field, f"[{plane.base}, {end}) is outside of the regions")
+
+
+def _check_sizes(layout: Layout) -> None:
+    _within(layout.head_bytes, 1, 1 << 20, "head_bytes")
+    _within(layout.total_heads, 1, 1 << 16, "total_heads")
+    _within(layout.tp_size, 1, 1 << 12, "tp_size")
+    _within(layout.tp_rank, 0, layout.tp_size - 1, "tp_rank")
+    _within(layout.head_start, 0, layout.total_heads - 1, "head_start")
+    _within(layout.head_end, layout.head_start + 1, layout.total_heads, "head_end")
+    _require(layout.memory in MEMORY_KINDS, "memory", f"'{layout.memory}' is none of {', '.join(MEMORY_KINDS)}")
+    for field, values in (("groups", layout.groups), ("planes", layout.planes), ("regions", layout.regions)):
+        _within(len(values), 1, _MAX_PARTS, field)
+    for index, group in enumerate(layout.groups):
+        _within(group.block_size, 1, 1 << 16, f"groups[{index}].block_size")
+        _within(group.num_blocks, 1, 1 << 31, f"groups[{index}].num_blocks")
+
+
+def _extent(layout: Layout, plane: Plane, field: str) -> int:
+    """Bytes from a plane's base to its end; refuses strides under which two tokens share bytes."""
+    group = layout.groups[plane.group]
+    extent = layout.head_bytes
+    axes = (
+        (plane.token_stride, group.block_size),
+        (plane.head_stride, layout.heads),
+        (plane.block_stride, group.num_blocks),
+    )
+    for stride, count in sorted(axes):
+        _require(0 < stride <= _MAX_ADDRESS, field, f"stride {stride} is not in [1, 2**62]")
+        # an axis of one element is never stepped along, so its stride says nothing
+        _require(count == 1 or stride >= extent, field, f"a stride of {stride} bytes makes {extent}-byte parts overlap")
+        extent += (count - 1) * stride
+    return extent
+
+
+def _area(region: Region) -> tuple[int, int]:
+    return region.base, region.base + region.nbytes
+
+
+def _within(value: int, low: int, high: int, field: str) -> None:
+    _require(low <= value <= high, field, f"{value} is not in [{low}, {high}]")
+
+
+def _require(holds: bool, field: str, detail: str) -> None:
+    if not holds:
+        raise RemoteProtocolError(Reason.BAD_MESSAGE, detail, f"layout.{field}")
