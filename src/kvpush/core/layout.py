@@ -5,9 +5,12 @@ within this rank) of token `t` (within its block) of block `b` are the `head_byt
 
     plane.base + b * plane.block_stride + h * plane.head_stride + t * plane.token_stride
 
-which covers NHD and HND orders, K and V apart or interleaved, and MLA (one head of latents). A rank holds
-the heads [`head_start`, `head_end`) of `total_heads`; a cache group has its own block size. Strides are
-read from the tensors themselves by the adapter, never assumed.
+which covers NHD and HND orders, K and V apart or interleaved, and MLA (one head of latents). Some backends
+keep a head in `lanes` pieces of `head_bytes / lanes` bytes, `lane_stride` apart: keys stored column by column
+(vLLM's CPU attention) are one lane per dimension. Where tokens cannot be told apart inside of a block at
+all, `packing` names its inner order, and only whole blocks of the same size can be copied. A rank holds the
+heads [`head_start`, `head_end`) of `total_heads`; a cache group has its own block size. Strides are read from
+the tensors themselves by the adapter, never assumed.
 """
 
 from bisect import bisect_right
@@ -33,6 +36,7 @@ class Kind(StrEnum):
     KEY = "k"
     VALUE = "v"
     LATENT = "latent"
+    PAIR = "kv"  # a head's key and value side by side, as one
 
 
 class Region(msgspec.Struct, frozen=True, array_like=True):
@@ -53,6 +57,9 @@ class Plane(msgspec.Struct, frozen=True, array_like=True):
     block_stride: int
     head_stride: int
     token_stride: int
+    lanes: int = 1
+    lane_stride: int = 0
+    packing: str = ""
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
@@ -161,6 +168,18 @@ def _planes_differ(ours: Layout, theirs: Layout) -> Difference | None:
     for (layer, kind), group in mine.items():
         if group != other[layer, kind]:
             return Difference(f"group of {layer} ({kind})", str(group), str(other[layer, kind]))
+    return _packing_differs(ours, theirs)
+
+
+def _packing_differs(ours: Layout, theirs: Layout) -> Difference | None:
+    packings = {(plane.layer, plane.kind): plane.packing for plane in theirs.planes}
+    for plane in ours.planes:
+        mine, other = plane.packing, packings[plane.layer, plane.kind]
+        if mine != other:
+            remedy = "Use the same attention backend on the same kind of processor on both sides."
+            return Difference(
+                f"packing of {plane.layer} ({plane.kind})", mine or "by token", other or "by token", remedy
+            )
     return None
 
 
@@ -189,6 +208,9 @@ def _block_sizes_differ(ours: Layout, theirs: Layout) -> Difference | None:
     for index, (a, b) in enumerate(zip(mine, other, strict=True)):
         if max(a, b) % min(a, b):
             remedy = "One --block-size must be a whole multiple of the other."
+            return Difference(f"groups[{index}].block_size", str(a), str(b), remedy)
+        if a != b and (packing := next((p.packing for p in ours.planes if p.group == index and p.packing), "")):
+            remedy = f"Use the same --block-size: {packing} blocks can only be copied whole."
             return Difference(f"groups[{index}].block_size", str(a), str(b), remedy)
     return None
 
@@ -273,16 +295,20 @@ def _check_sizes(layout: Layout) -> None:
 def _extent(layout: Layout, plane: Plane, field: str) -> int:
     """Bytes from a plane's base to its end; refuses strides under which two tokens share bytes."""
     group = layout.groups[plane.group]
-    extent = layout.head_bytes
+    _within(plane.lanes, 1, layout.head_bytes, field)
+    _require(layout.head_bytes % plane.lanes == 0, field, f"{layout.head_bytes} bytes are no {plane.lanes} lanes")
+    extent = layout.head_bytes // plane.lanes
     axes = (
+        (plane.lane_stride, plane.lanes),
         (plane.token_stride, group.block_size),
         (plane.head_stride, layout.heads),
         (plane.block_stride, group.num_blocks),
     )
     for stride, count in sorted(axes):
+        if count == 1:  # never stepped along, so its stride says nothing
+            continue
         _require(0 < stride <= _MAX_ADDRESS, field, f"stride {stride} is not in [1, 2**62]")
-        # an axis of one element is never stepped along, so its stride says nothing
-        _require(count == 1 or stride >= extent, field, f"a stride of {stride} bytes makes {extent}-byte parts overlap")
+        _require(stride >= extent, field, f"a stride of {stride} bytes makes {extent}-byte parts overlap")
         extent += (count - 1) * stride
     return extent
 

@@ -10,6 +10,7 @@ area), and heads: only those that both ranks hold are copied, so unequal ranks n
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -92,15 +93,26 @@ class _Runs(NamedTuple):
 
 
 class _Strides(NamedTuple):
-    """Bytes from one block, head and token to the next."""
+    """Bytes from one block, head, token and lane to the next, and how many lanes there are."""
 
     block: int
     head: int
     token: int
+    lane: int
+    lanes: int
 
     @classmethod
     def of(cls, plane: Plane) -> "_Strides":
-        return cls(plane.block_stride, plane.head_stride, plane.token_stride)
+        return cls(plane.block_stride, plane.head_stride, plane.token_stride, plane.lane_stride, plane.lanes)
+
+    def offsets(self, heads: _Array, lanes: _Array, tokens: _Array, piece: int) -> _Array:
+        """Where these pieces of `piece` bytes are: shape (heads, lanes, tokens), flattened.
+
+        `lanes` counts the pieces that both sides have: the side with fewer lanes has several in each.
+        """
+        each = len(lanes) // self.lanes
+        lane = lanes // each * self.lane + lanes % each * piece
+        return (heads[:, None, None] * self.head + lane[:, None] + tokens * self.token).ravel()
 
 
 class _Stretch(NamedTuple):
@@ -157,10 +169,12 @@ class _Planes:
 
     def pattern(self, begin: int, end: int) -> _Runs:
         """The runs that copy the tokens [begin, end) of a cell at offset 0, in every plane."""
-        heads, tokens = np.arange(self.heads.shared, dtype=np.int64)[:, None], np.arange(begin, end, dtype=np.int64)
-        local = (heads + self.heads.local_skip) * self.local.head + tokens * self.local.token
-        remote = (heads + self.heads.remote_skip) * self.remote.head + tokens * self.remote.token
-        one_plane = _merge(_Runs(local.ravel(), remote.ravel(), np.full(local.size, self.heads.nbytes, np.int64)))
+        lanes = np.arange(lcm(self.local.lanes, self.remote.lanes), dtype=np.int64)
+        heads, tokens = np.arange(self.heads.shared, dtype=np.int64), np.arange(begin, end, dtype=np.int64)
+        piece = self.heads.nbytes // len(lanes)
+        local = self.local.offsets(heads + self.heads.local_skip, lanes, tokens, piece)
+        remote = self.remote.offsets(heads + self.heads.remote_skip, lanes, tokens, piece)
+        one_plane = _merge(_Runs(local, remote, np.full(local.size, piece, np.int64)))
         return _merge(one_plane.at(self.local_bases, self.remote_bases))
 
 
