@@ -7,7 +7,7 @@ That covers every pair of strides alike (NHD or HND, K and V apart or interleave
 area), and heads: only those that both ranks hold are copied, so unequal ranks need nothing more here.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpush.core.layout import Blocks, Layout, Plane, Span
-
-_Array = NDArray[np.int64]
+from kvpush.core.runs import Array, Runs, Seams, concatenate, merge
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,31 +64,14 @@ def plan(
     """
     if span.tokens < 0 or span.start < 0:
         raise ValueError(f"[{span.start}, {span.end}) is no span of tokens")
-    parts = [_Runs.empty()]
-    for index, group in enumerate(_join(local, remote)):
+    parts = [Runs.empty()]
+    pair = _join(local, remote)
+    for index, group in enumerate(pair.groups):
         mine = _Table.of(local_blocks, index, local_start, group.local_size, local.groups[index].num_blocks)
         theirs = _Table.of(remote_blocks, index, remote_start, group.remote_size, remote.groups[index].num_blocks)
         for stretch in group.stretches(span):
             parts.extend(group.runs(stretch, mine, theirs))
-    return Plan(*_merge(_concatenate(parts)))
-
-
-class _Runs(NamedTuple):
-    """Copies of `nbytes` bytes each; arrays of one shape."""
-
-    local: _Array
-    remote: _Array
-    nbytes: _Array
-
-    @classmethod
-    def empty(cls) -> "_Runs":
-        nothing = np.empty(0, np.int64)
-        return cls(nothing, nothing, nothing)
-
-    def at(self, local: _Array, remote: _Array) -> "_Runs":
-        """These runs, once at each pair of offsets."""
-        nbytes = np.broadcast_to(self.nbytes[:, None], (len(self.nbytes), len(local)))
-        return _Runs((self.local[:, None] + local).ravel(), (self.remote[:, None] + remote).ravel(), nbytes.ravel())
+    return Plan(*merge(concatenate(parts), pair.seams))
 
 
 class _Strides(NamedTuple):
@@ -105,7 +87,7 @@ class _Strides(NamedTuple):
     def of(cls, plane: Plane) -> "_Strides":
         return cls(plane.block_stride, plane.head_stride, plane.token_stride, plane.lane_stride, plane.lanes)
 
-    def offsets(self, heads: _Array, lanes: _Array, tokens: _Array, piece: int) -> _Array:
+    def offsets(self, heads: Array, lanes: Array, tokens: Array, piece: int) -> Array:
         """Where these pieces of `piece` bytes are: shape (heads, lanes, tokens), flattened.
 
         `lanes` counts the pieces that both sides have: the side with fewer lanes has several in each.
@@ -113,6 +95,10 @@ class _Strides(NamedTuple):
         each = len(lanes) // self.lanes
         lane = lanes // each * self.lane + lanes % each * piece
         return (heads[:, None, None] * self.head + lane[:, None] + tokens * self.token).ravel()
+
+
+_ByStrides = dict[tuple[_Strides, _Strides], list[tuple[int, int]]]
+"""Base addresses of planes (local and remote), by what strides they have."""
 
 
 class _Stretch(NamedTuple):
@@ -128,7 +114,7 @@ class _Stretch(NamedTuple):
 class _Table:
     """One side's block ids of one group, as an array, and the index of the request's block that is first."""
 
-    ids: _Array
+    ids: Array
     first: int
     size: int
 
@@ -141,7 +127,7 @@ class _Table:
             raise ValueError(f"group {group} has a block id that is not in [0, {num_blocks})")
         return cls(ids, start // size, size)
 
-    def offsets(self, tokens: _Array, strides: _Strides) -> _Array:
+    def offsets(self, tokens: Array, strides: _Strides) -> Array:
         """Where each of these (ascending) token positions is, relative to its plane's base."""
         index = tokens // self.size - self.first
         if index[0] < 0 or index[-1] >= len(self.ids):
@@ -158,24 +144,25 @@ class _Planes:
 
     local: _Strides
     remote: _Strides
-    local_bases: _Array
-    remote_bases: _Array
+    local_bases: Array
+    remote_bases: Array
     heads: "_Heads"
+    seams: Seams
 
     @property
     def alike(self) -> bool:
         """Whether heads and tokens lie in the same order on both sides."""
         return self.local[1:] == self.remote[1:]
 
-    def pattern(self, begin: int, end: int) -> _Runs:
+    def pattern(self, begin: int, end: int) -> Runs:
         """The runs that copy the tokens [begin, end) of a cell at offset 0, in every plane."""
         lanes = np.arange(lcm(self.local.lanes, self.remote.lanes), dtype=np.int64)
         heads, tokens = np.arange(self.heads.shared, dtype=np.int64), np.arange(begin, end, dtype=np.int64)
         piece = self.heads.nbytes // len(lanes)
         local = self.local.offsets(heads + self.heads.local_skip, lanes, tokens, piece)
         remote = self.remote.offsets(heads + self.heads.remote_skip, lanes, tokens, piece)
-        one_plane = _merge(_Runs(local, remote, np.full(local.size, piece, np.int64)))
-        return _merge(one_plane.at(self.local_bases, self.remote_bases))
+        one_plane = merge(Runs(local, remote, np.full(local.size, piece, np.int64)))
+        return merge(one_plane.at(self.local_bases, self.remote_bases), self.seams)
 
 
 class _Heads(NamedTuple):
@@ -198,8 +185,9 @@ class _Group:
 
     local_size: int
     remote_size: int
+    packed: bool
     planes: tuple[_Planes, ...]
-    whole: tuple[_Runs, ...]
+    whole: tuple[Runs, ...]
 
     @property
     def cell(self) -> int:
@@ -211,7 +199,9 @@ class _Group:
         size, end = self.cell, span.end
         if not span.tokens:
             return
-        if self.local_size == self.remote_size and all(planes.alike for planes in self.planes):
+        if self.packed and (self.local_size != self.remote_size or span.start % size):
+            raise ValueError(f"packed blocks can only be copied whole, not from token {span.start} on")
+        if self.packed or (self.local_size == self.remote_size and all(planes.alike for planes in self.planes)):
             end = -(-end // size) * size
         first, last = -(-span.start // size), end // size
         if first > last:
@@ -224,7 +214,7 @@ class _Group:
         if end % size:
             yield _Stretch(last, last + 1, 0, end % size)
 
-    def runs(self, stretch: _Stretch, mine: _Table, theirs: _Table) -> Iterator[_Runs]:
+    def runs(self, stretch: _Stretch, mine: _Table, theirs: _Table) -> Iterator[Runs]:
         """What copies a stretch, one item per kind of plane."""
         tokens = np.arange(stretch.first, stretch.last, dtype=np.int64) * self.cell
         is_whole = stretch.end - stretch.begin == self.cell
@@ -235,50 +225,39 @@ class _Group:
             yield pattern.at(local[order], remote[order])
 
 
+class _Pair(NamedTuple):
+    """What can be said of two layouts before any block is known."""
+
+    groups: tuple[_Group, ...]
+    seams: Seams
+
+
 @lru_cache(maxsize=256)
-def _join(local: Layout, remote: Layout) -> tuple[_Group, ...]:
-    """What can be worked out before any block is known."""
+def _join(local: Layout, remote: Layout) -> _Pair:
     theirs = {(plane.layer, plane.kind, plane.group): plane for plane in remote.planes}
     if len(local.planes) != len(theirs) or len(local.groups) != len(remote.groups):
         raise ValueError("the layouts have different layers or cache groups")
-    pairs: list[dict[tuple[_Strides, _Strides], list[tuple[int, int]]]] = [{} for _ in local.groups]
+    pairs: list[_ByStrides] = [{} for _ in local.groups]
     for plane in local.planes:
         other = theirs.get((plane.layer, plane.kind, plane.group))
         if other is None:
             raise ValueError(f"the remote layout has no {plane.kind} of {plane.layer} in group {plane.group}")
         same_strides = pairs[plane.group].setdefault((_Strides.of(plane), _Strides.of(other)), [])
         same_strides.append((plane.base, other.base))
-    return tuple(_group(local, remote, index, found) for index, found in enumerate(pairs))
+    seams = Seams.of(local, remote)
+    return _Pair(tuple(_group(local, remote, index, found, seams) for index, found in enumerate(pairs)), seams)
 
 
-def _group(
-    local: Layout, remote: Layout, index: int, pairs: dict[tuple[_Strides, _Strides], list[tuple[int, int]]]
-) -> _Group:
+def _group(local: Layout, remote: Layout, index: int, pairs: _ByStrides, seams: Seams) -> _Group:
     sizes = local.groups[index].block_size, remote.groups[index].block_size
     if max(sizes) % min(sizes):
         raise ValueError(f"block sizes {sizes[0]} and {sizes[1]} of group {index} are no multiples of one another")
+    packed = any(plane.packing for plane in (*local.planes, *remote.planes) if plane.group == index)
     heads = _Heads.of(local, remote)
-    planes = tuple(_planes(strides, bases, heads) for strides, bases in pairs.items())
-    return _Group(*sizes, planes, tuple(each.pattern(0, min(sizes)) for each in planes))
+    planes = tuple(_planes(strides, bases, heads, seams) for strides, bases in pairs.items())
+    return _Group(*sizes, packed, planes, tuple(each.pattern(0, min(sizes)) for each in planes))
 
 
-def _planes(strides: tuple[_Strides, _Strides], bases: list[tuple[int, int]], heads: _Heads) -> _Planes:
+def _planes(strides: tuple[_Strides, _Strides], bases: list[tuple[int, int]], heads: _Heads, seams: Seams) -> _Planes:
     local_bases, remote_bases = np.array(bases, np.int64).T
-    return _Planes(*strides, local_bases, remote_bases, heads)
-
-
-def _concatenate(parts: Iterable[_Runs]) -> _Runs:
-    return _Runs(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-
-
-def _merge(runs: _Runs) -> _Runs:
-    """The same copies in ascending order of `local`, neighbours on both sides made one."""
-    local, remote, nbytes = runs
-    if len(local) < 2:
-        return runs
-    # timsort: what comes in is made of a few ascending sequences
-    order = local.argsort(kind="stable")
-    local, remote, nbytes = local[order], remote[order], nbytes[order]
-    breaks = (local[1:] != local[:-1] + nbytes[:-1]) | (remote[1:] != remote[:-1] + nbytes[:-1])
-    starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
-    return _Runs(local[starts], remote[starts], np.add.reduceat(nbytes, starts))
+    return _Planes(*strides, local_bases, remote_bases, heads, seams)

@@ -33,7 +33,8 @@ TransportEvent = OpDone | NoticeArrived
 class Transport(Protocol):
     """Moves bytes between registered memory of two processes.
 
-    Every method but `close` may raise `TransportError`; none may raise anything else.
+    Every method but `close` may raise `TransportError`. None may raise anything else, but for
+    `LocalProtocolError` when it is called from another thread than the owner.
     """
 
     @property
@@ -53,7 +54,8 @@ class Transport(Protocol):
     def post_write(self, op: OpId, peer: PeerName, plan: Plan, notice: bytes) -> None:
         """Start copying `plan` from our memory into `peer`'s; `notice` arrives there after the data.
 
-        An empty plan sends only the notice. Raising means that nothing was written and nothing will be.
+        An empty plan sends only the notice, an empty notice is not sent. Raising means that nothing was
+        written and nothing will be.
         """
 
     def poll(self) -> list[TransportEvent]:
