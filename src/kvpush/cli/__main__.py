@@ -1,0 +1,5 @@
+"""`python -m kvpush.cli`: the same as `kvpush`."""
+
+from kvpush.cli.main import main
+
+main()

@@ -1,0 +1,163 @@
+"""A cluster on this machine: engines and a router as child processes, from start to end.
+
+    with Cluster(spec) as cluster:
+        ...  # cluster.url, cluster.engines
+
+Entering returns when every part is ready; leaving, in whatever way, leaves no process behind.
+"""
+
+import http.client
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from kvpush.cli.child import Child
+from kvpush.cli.parts import (
+    ClusterSpec,
+    Command,
+    Engine,
+    engine_command,
+    plan_engines,
+    router_command,
+    share_cores,
+)
+from kvpush.cli.ports import can_listen, free_ports
+from kvpush.core.errors import ConfigError, KVPushError
+from kvpush.router.config import EngineRole
+
+_POLL_S = 0.2
+
+
+class StartTimeout(KVPushError):
+    """A part was not ready in time; it has been stopped."""
+
+
+@dataclass(frozen=True)
+class PartStatus:
+    """How far one part is. `seconds` counts from its start until it was ready, or until now."""
+
+    name: str
+    is_ready: bool
+    seconds: float
+    last_line: str
+
+
+Observer = Callable[[tuple[PartStatus, ...]], None]
+"""Called a few times a second while the cluster starts."""
+
+
+class _Part:
+    def __init__(self, name: str, url: str, command: Command, spec: ClusterSpec) -> None:
+        self.name = name
+        self.url = url
+        self.started_at = time.monotonic()
+        self.ready_at: float | None = None
+        self.child = Child(name, command, spec.log_dir / f"{name}.log")
+
+    def look(self) -> PartStatus:
+        """Raises `PartDied`."""
+        self.child.check()
+        if self.ready_at is None and is_healthy(self.url):
+            self.ready_at = time.monotonic()
+        until = self.ready_at or time.monotonic()
+        return PartStatus(self.name, self.ready_at is not None, until - self.started_at, self.child.tail(1))
+
+
+class Cluster:
+    """Owned by one thread, but for `check`, which may be called from any."""
+
+    def __init__(self, spec: ClusterSpec, observer: Observer | None = None) -> None:
+        """Plan it; nothing is started yet. Raises `ConfigError` when the ports are taken."""
+        if spec.port and not can_listen([spec.port], spec.host):
+            raise ConfigError("port", f"{spec.port} is in use on {spec.host}", "Choose another, or 0 for a free one.")
+        self.spec = spec
+        self.engines = plan_engines(spec)
+        self.port = spec.port or free_ports(1, 1, spec.host)[0]
+        self._observer = observer or (lambda _: None)
+        self._parts: list[_Part] = []
+
+    @property
+    def url(self) -> str:
+        """The base URL of the router's OpenAI API."""
+        return f"http://{self.spec.host}:{self.port}"
+
+    @property
+    def prefill(self) -> tuple[Engine, ...]:
+        """The prefill engines."""
+        return tuple(engine for engine in self.engines if engine.role is EngineRole.PREFILL)
+
+    @property
+    def decode(self) -> tuple[Engine, ...]:
+        """The decode engines."""
+        return tuple(engine for engine in self.engines if engine.role is EngineRole.DECODE)
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def check(self) -> None:
+        """Raise `PartDied` if any part has ended."""
+        for part in self._parts:
+            part.child.check()
+
+    def pids(self) -> dict[str, int]:
+        """The process that each part's processes descend from, by the part's name."""
+        return {part.name: part.child.pid for part in self._parts}
+
+    def stop(self) -> None:
+        """End every part, the router first; idempotent."""
+        for part in reversed(self._parts):
+            part.child.ask_to_stop()
+        for part in self._parts:
+            part.child.stop()
+        self._parts.clear()
+
+    def _start(self) -> None:
+        self.spec.log_dir.mkdir(parents=True, exist_ok=True)
+        cores = share_cores(sorted(os.sched_getaffinity(0)), len(self.engines))
+        for engine, share in zip(self.engines, cores, strict=True):
+            self._add(engine.name, engine.url, engine_command(self.spec, engine, share))
+        self._wait_until_ready()
+        self._add("router", self.url, router_command(self.spec, self.engines, self.port))
+        self._wait_until_ready()
+
+    def _add(self, name: str, url: str, command: Command) -> None:
+        self._parts.append(_Part(name, url, command, self.spec))
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + self.spec.start_timeout_s
+        while True:
+            statuses = tuple(part.look() for part in self._parts)
+            self._observer(statuses)
+            if all(status.is_ready for status in statuses):
+                return
+            if time.monotonic() > deadline:
+                late = ", ".join(status.name for status in statuses if not status.is_ready)
+                raise StartTimeout(f"{late} not ready after {self.spec.start_timeout_s:.0f} s; see {self.spec.log_dir}")
+            time.sleep(_POLL_S)
+
+
+def is_healthy(url: str, timeout_s: float = 1.0) -> bool:
+    """Whether `GET /health` at the base `url` answers 200."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

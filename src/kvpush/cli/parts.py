@@ -1,0 +1,179 @@
+"""What a cluster consists of: each part's command, environment and addresses, planned before anything starts."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import assert_never
+
+from kvpush.cli.device import CPU, DevicePlan
+from kvpush.cli.ports import free_ports
+from kvpush.core.errors import ConfigError
+from kvpush.router.config import Connector, EngineRole
+
+_VLLM_NAMES = {
+    Connector.KVPUSH: "KVPushConnector",
+    Connector.VLLM_PUSH: "NixlPushConnector",
+    Connector.VLLM_PULL: "NixlConnector",
+}
+_PORTS_PER_ENGINE = 16  # API, then the side channel: rank r listens on its base port + r
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSpec:
+    """What to start.
+
+    `model` is a checkpoint's folder, known to clients as `served_name`. `port` is the router's, 0 picks a free one.
+    `connector_config` goes to the connector as `kv_connector_extra_config`; `vllm_args` and `env` to every engine,
+    `router_args` to `kvpush router`. `block_size` None is vLLM's default. Times in seconds, memory in GiB.
+    """
+
+    model: Path
+    log_dir: Path
+    served_name: str = ""
+    prefill: int = 1
+    decode: int = 1
+    connector: Connector = Connector.KVPUSH
+    device: DevicePlan = CPU
+    host: str = "127.0.0.1"
+    port: int = 0
+    block_size: int | None = None
+    connector_config: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    load_failure_policy: str = "fail"
+    vllm_args: tuple[str, ...] = ()
+    prefill_args: tuple[str, ...] = ()
+    decode_args: tuple[str, ...] = ()
+    router_args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.connector is Connector.NONE and self.prefill:
+            raise ConfigError("prefill", f"{self.prefill} with --connector none, which has no transfers", "Use 0.")
+        if self.connector is not Connector.NONE and self.prefill < 1:
+            raise ConfigError("prefill", f"{self.prefill} engines", "Use at least 1, or --connector none.")
+        if self.decode < 1:
+            raise ConfigError("decode", f"{self.decode} engines", "Use at least 1.")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine of a cluster: its name is also its `engine_id`; `kv_port` is 0 without a connector."""
+
+    name: str
+    role: EngineRole
+    host: str
+    port: int
+    kv_port: int
+
+    @property
+    def url(self) -> str:
+        """The base URL of its OpenAI API."""
+        return f"http://{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A process to be: its arguments, and what it has in its environment beyond ours."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def plan_engines(spec: ClusterSpec) -> tuple[Engine, ...]:
+    """Name the engines and find their ports. Raises `ConfigError` when too few ports are free."""
+    roles = [EngineRole.PREFILL] * spec.prefill + [EngineRole.DECODE] * spec.decode
+    bases = free_ports(len(roles), _PORTS_PER_ENGINE, spec.host)
+    has_kv = spec.connector is not Connector.NONE
+    engines = []
+    for i, (role, base) in enumerate(zip(roles, bases, strict=True)):
+        number = i if role is EngineRole.PREFILL else i - spec.prefill
+        engines.append(Engine(f"{role}-{number}", role, spec.host, base, base + 1 if has_kv else 0))
+    return tuple(engines)
+
+
+def engine_command(spec: ClusterSpec, engine: Engine, cores: str) -> Command:
+    """How one engine is started, bound to `cores` (a list as in "0,2-3")."""
+    by_role = spec.prefill_args if engine.role is EngineRole.PREFILL else spec.decode_args
+    argv = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(spec.device.model or spec.model)),
+        *("--served-model-name", spec.served_name or spec.model.name),
+        *("--host", engine.host, "--port", str(engine.port)),
+        *("--disable-access-log-for-endpoints", "/health,/metrics"),
+        *spec.device.vllm_args,
+        *(("--block-size", str(spec.block_size)) if spec.block_size else ()),
+        *_transfer_args(spec, engine),
+        *spec.vllm_args,
+        *by_role,
+    ]
+    return Command(tuple(argv), _engine_env(spec, engine, cores))
+
+
+def _transfer_args(spec: ClusterSpec, engine: Engine) -> Sequence[str]:
+    if spec.connector is Connector.NONE:
+        return ()
+    config = {
+        "kv_connector": _VLLM_NAMES[spec.connector],
+        "kv_role": _kv_role(spec.connector, engine.role),
+        "engine_id": engine.name,
+        "kv_load_failure_policy": spec.load_failure_policy,
+    }
+    if spec.connector_config:
+        return (
+            "--kv-transfer-config",
+            json.dumps({**config, "kv_connector_extra_config": dict(spec.connector_config)}),
+        )
+    return ("--kv-transfer-config", json.dumps(config))
+
+
+def _kv_role(connector: Connector, role: EngineRole) -> str:
+    match connector:
+        case Connector.KVPUSH | Connector.VLLM_PUSH:
+            return "kv_producer" if role is EngineRole.PREFILL else "kv_consumer"
+        case Connector.VLLM_PULL | Connector.NONE:
+            return "kv_both"
+        case _:
+            assert_never(connector)
+
+
+def _engine_env(spec: ClusterSpec, engine: Engine, cores: str) -> Mapping[str, str]:
+    ours = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": engine.host,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(engine.kv_port or engine.port + 1),
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        **spec.device.env,
+    }
+    unset = {name: value for name, value in ours.items() if name not in os.environ or name.startswith("VLLM_NIXL")}
+    return {**unset, **spec.env}
+
+
+def router_command(spec: ClusterSpec, engines: Sequence[Engine], port: int) -> Command:
+    """How the router in front of `engines` is started."""
+    argv = [
+        *(sys.executable, "-m", "kvpush.cli", "router"),
+        *("--host", spec.host, "--port", str(port)),
+        *("--connector", spec.connector),
+    ]
+    for engine in engines:
+        argv += [f"--{engine.role}", _router_engine(engine)]
+    return Command((*argv, *spec.router_args), {})
+
+
+def _router_engine(engine: Engine) -> str:
+    if not engine.kv_port:
+        return engine.url
+    return f"{engine.url},kv={engine.host}:{engine.kv_port},engine_id={engine.name}"
+
+
+def share_cores(cores: Sequence[int], engines: int) -> list[str]:
+    """Which cores each engine may compute on: equal shares, or in turn when there are fewer than engines."""
+    if len(cores) < engines:
+        return [str(cores[i % len(cores)]) for i in range(engines)]
+    share = len(cores) // engines
+    return [",".join(map(str, cores[i * share : (i + 1) * share])) for i in range(engines)]
