@@ -1,0 +1,88 @@
+"""The HTTP server: routes, answers, and the life of the process."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import uvloop
+from aiohttp import web
+
+from kvpush.core.errors import ConfigError
+from kvpush.router.config import RouterConfig
+from kvpush.router.service import Service
+
+logger = logging.getLogger(__name__)
+
+SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
+
+
+def make_app(config: RouterConfig) -> web.Application:
+    """The router as an aiohttp application. Run it with handler cancellation on, or clients that leave are
+    noticed late."""
+    app = web.Application(client_max_size=config.max_body_bytes)
+    app.cleanup_ctx.append(_service_context(config))
+    app.router.add_get("/health", _handler(Service.health))
+    app.router.add_get("/metrics", _handler(Service.metrics))
+    app.router.add_post("/v1/completions", _handler(Service.generate))
+    app.router.add_post("/v1/chat/completions", _handler(Service.generate))
+    app.router.add_route("*", "/{path:.*}", _handler(Service.relay))
+    return app
+
+
+def _service_context(config: RouterConfig) -> Callable[[web.Application], AsyncIterator[None]]:
+    async def context(app: web.Application) -> AsyncIterator[None]:
+        service = Service(config)
+        app[SERVICE] = service
+        service.start()
+        yield
+        await service.aclose()
+
+    return context
+
+
+def _handler(
+    method: Callable[[Service, web.Request], Awaitable[web.StreamResponse]],
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return await method(request.app[SERVICE], request)
+
+    return handle
+
+
+@asynccontextmanager
+async def running(config: RouterConfig) -> AsyncIterator[str]:
+    """Serve inside this block; yields the base URL, with the real port where `config.port` is 0.
+
+    Raises `ConfigError` when the address cannot be listened on.
+    """
+    runner = web.AppRunner(make_app(config), access_log=None, handler_cancellation=True, shutdown_timeout=5.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, config.host, config.port)
+        try:
+            await site.start()
+        except OSError as error:
+            problem = f"{config.host}:{config.port} cannot be listened on: {error.strerror or error}"
+            raise ConfigError("host/port", problem, "Choose a free port of this machine.") from None
+        host, port = runner.addresses[0][:2]
+        yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def serve(config: RouterConfig) -> None:
+    """Serve until SIGINT or SIGTERM, then let answers in progress end for a few seconds."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with running(config) as url:
+        logger.info("kvpush router listens on %s, connector %s", url, config.connector)
+        await stop.wait()
+
+
+def run(config: RouterConfig) -> None:
+    """`serve` on a uvloop loop of its own."""
+    uvloop.run(serve(config))
