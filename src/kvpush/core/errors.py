@@ -50,6 +50,7 @@ class Reason(StrEnum):
     DUPLICATE_KEY = "duplicate_key"
     # the process is stopping
     SHUTDOWN = "shutdown"
+    INTERNAL = "internal"  # a bug of ours; its traceback is in the log
 
 
 class KVPushError(Exception):

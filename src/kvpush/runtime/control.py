@@ -1,0 +1,225 @@
+"""The control channel: one listening socket, one connecting socket per link, and no waiting on any peer.
+
+Owned by the transfer thread, which makes it, polls it and closes it. A frame goes out at once into a bounded queue,
+or is dropped and counted: the protocol repeats what matters, and a peer that does not read delays no other (R7).
+Bytes from strangers end at ZeroMQ's handshake; messages of a wrong shape or size end here; the endpoint parses the
+rest.
+
+Hosts should be IP addresses: a name is resolved by ZeroMQ's I/O thread, and while a slow resolver is asked, every
+link waits.
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import zmq
+
+from kvpush.core.errors import ControlError, Reason
+from kvpush.core.events import Counted
+from kvpush.core.ids import Address, LinkId
+from kvpush.runtime.auth import Gate, derive_keys
+from kvpush.runtime.dialled import Dialled
+from kvpush.runtime.links import InboundLinks
+from kvpush.runtime.sockets import (
+    HANDSHAKE_FAILED,
+    ControlConfig,
+    Socket,
+    bind,
+    make_context,
+    make_listener,
+    monitor_events,
+    readable,
+    watch,
+)
+from kvpush.transport.owner import Owner
+
+logger = logging.getLogger("kvpush.control")
+
+
+@dataclass(frozen=True)
+class FrameArrived:
+    """One message of a peer, not looked into."""
+
+    link: LinkId
+    frame: bytes
+
+
+@dataclass(frozen=True)
+class LinkLost:
+    """A link is gone and forgotten; no frame of it will follow."""
+
+    link: LinkId
+
+
+class ControlChannel:
+    """Links to and from peers. Positive `LinkId`s are opened with `open_link`, negative ones are accepted."""
+
+    def __init__(self, listen: Address, secret: str = "", config: ControlConfig | None = None) -> None:
+        """Listen at `listen`, where port 0 picks a free port. `secret` "" lets everyone in.
+
+        Raises `ControlError` when that is impossible, `ConfigError` for a weak secret.
+        """
+        self._owner = Owner()
+        self._config = config or ControlConfig()
+        self._dialled: dict[LinkId, Dialled] = {}
+        self._inbound = InboundLinks(self._config.max_inbound)
+        self._lost: list[LinkId] = []
+        self._counted: list[Counted] = []
+        self._poller = zmq.Poller()
+        keys = derive_keys(secret) if secret else None
+        self._context = make_context()
+        self._gate = Gate(self._context, keys) if keys else None
+        self._listener = make_listener(self._context, self._config)
+        self._monitor = watch(self._context, self._listener, zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED)
+        self._listen(listen)
+
+    def _listen(self, listen: Address) -> None:
+        if self._gate:
+            self._gate.guard(self._listener)
+        else:
+            logger.warning("No secret is set: whoever reaches %s can use the control channel.", listen)
+        try:
+            self.address = bind(self._listener, listen)
+        except ControlError:
+            self.close()
+            raise
+        for socket in self._own_sockets():
+            self._poller.register(socket, zmq.POLLIN)
+
+    # links --------------------------------------------------------------------------------------------
+    def open_link(self, link: LinkId, address: Address) -> None:
+        """Begin to connect. What goes wrong, now or later, is a `LinkLost`."""
+        self._owner.check("open_link")
+        try:
+            dialled = Dialled(self._context, link, address, self._config, self._identify)
+        except (ControlError, zmq.ZMQError) as error:
+            logger.warning("%s", error)
+            self._lost.append(link)
+            return
+        self._dialled[link] = dialled
+        self._poller.register(dialled.dealer, zmq.POLLIN)
+        self._poller.register(dialled.monitor, zmq.POLLIN)
+
+    def close_link(self, link: LinkId) -> None:
+        """Forget a link; unknown ones are ignored. Frames already sent on it may still leave."""
+        self._owner.check("close_link")
+        self._inbound.forget(link)
+        dialled = self._dialled.pop(link, None)
+        if dialled:
+            self._poller.unregister(dialled.dealer)
+            self._poller.unregister(dialled.monitor)
+            dialled.close()
+
+    def send(self, link: LinkId, frame: bytes) -> None:
+        """Send a frame, or drop and count it when the peer is gone, does not read, or would refuse its size."""
+        self._owner.check("send")
+        if len(frame) > self._config.max_frame_bytes:
+            logger.error("A frame of %d bytes is too large to send.", len(frame))
+            return self._count("control_frame_dropped", Reason.BAD_MESSAGE)
+        try:
+            self._send(link, frame)
+        except zmq.Again:
+            self._count("control_frame_dropped", Reason.PEER_SILENT)
+        except zmq.ZMQError:
+            self._count("control_frame_dropped", Reason.PEER_LOST)
+            self._lose(link)
+
+    def _send(self, link: LinkId, frame: bytes) -> None:
+        if link in self._dialled:
+            self._dialled[link].send(frame)
+        elif identity := self._inbound.identity(link):
+            self._listener.send_multipart([identity, frame], zmq.NOBLOCK)
+        else:
+            self._count("control_frame_dropped", Reason.PEER_LOST)
+
+    # turns --------------------------------------------------------------------------------------------
+    def wake_on(self, fd: int) -> None:
+        """Let `wait` also end when `fd` is readable."""
+        self._poller.register(fd, zmq.POLLIN)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Sleep until something has arrived, or `timeout_s` (rounded up to milliseconds) has passed."""
+        self._poller.poll(None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000))
+
+    def receive(self, limit: int) -> list[FrameArrived | LinkLost]:
+        """What has arrived, at most `limit` frames per socket; the rest stays for the next turn."""
+        self._owner.check("receive")
+        if self._gate and readable(self._gate.socket):
+            self._gate.answer()
+        self._follow_connections()
+        arrived: list[FrameArrived | LinkLost] = list(self._accepted_frames(limit))
+        for dialled in list(self._dialled.values()):
+            messages, lost = dialled.receive(limit)
+            arrived += self._frames(dialled.link, messages)
+            if lost:
+                self._lose(dialled.link)
+        return arrived + [LinkLost(link) for link in self._take_lost()]
+
+    def take_counted(self) -> list[Counted]:
+        """What has been dropped or refused since the last call."""
+        counted, self._counted = self._counted, []
+        return counted
+
+    def close(self) -> None:
+        """Close every link and socket, for at most `linger_s`. Idempotent."""
+        for link in list(self._dialled):
+            self.close_link(link)
+        if not self._listener.closed:
+            self._listener.disable_monitor()
+        for socket in self._own_sockets():
+            socket.close()
+        self._context.term()
+
+    # inside -------------------------------------------------------------------------------------------
+    def _own_sockets(self) -> list[Socket]:
+        return [self._listener, self._monitor] + ([self._gate.socket] if self._gate else [])
+
+    def _identify(self, dealer: Socket) -> None:
+        if self._gate:
+            self._gate.identify(dealer)
+
+    def _accepted_frames(self, limit: int) -> Iterator[FrameArrived]:
+        for _ in range(limit):
+            if not readable(self._listener):
+                return
+            identity, *parts = self._listener.recv_multipart(zmq.NOBLOCK, copy=False)
+            link = self._inbound.heard(identity.bytes) or self._accept(identity.bytes, parts)
+            yield from self._frames(link, [[part.bytes for part in parts]])
+
+    def _accept(self, identity: bytes, parts: list[zmq.Frame]) -> LinkId:
+        """A peer's first message. The number of its connection may be that of one which has just ended."""
+        self._follow_connections()
+        fd = int(parts[0].get(zmq.SRCFD))
+        self._lost += self._inbound.make_room(fd)
+        return self._inbound.accept(identity, fd)
+
+    def _frames(self, link: LinkId, messages: list[list[bytes]]) -> Iterator[FrameArrived]:
+        for message in messages:
+            if len(message) == 1:
+                yield FrameArrived(link, message[0])
+            else:
+                self._count("control_message_refused", Reason.BAD_MESSAGE)
+
+    def _follow_connections(self) -> None:
+        for event, value in monitor_events(self._monitor):
+            if event & HANDSHAKE_FAILED:
+                self._count("control_handshake_failed", Reason.PEER_HANDSHAKE)
+            elif link := self._inbound.on_connection(value):
+                self._lost.append(link)
+
+    def _lose(self, link: LinkId) -> None:
+        self._lost.append(link)
+
+    def _take_lost(self) -> list[LinkId]:
+        """Links to report as lost, each once, and to forget; not before their last frames have been read."""
+        if readable(self._listener):
+            return []
+        lost, self._lost = list(dict.fromkeys(self._lost)), []
+        for link in lost:
+            self.close_link(link)
+        return lost
+
+    def _count(self, name: str, reason: Reason) -> None:
+        self._counted.append(Counted(name, reason))

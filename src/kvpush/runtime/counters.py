@@ -1,0 +1,152 @@
+"""Counters of transfers: merged over ranks and intervals, pickled between processes, exported by an adapter.
+
+Nothing here knows of vLLM or Prometheus. Added up on the thread that drains the events.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Self
+
+import msgspec
+
+from kvpush.core.errors import Reason
+from kvpush.core.events import Counted, Ended, Event, Outcome, PeerChanged, Role, TransferRecord
+
+BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds of the histograms' buckets in seconds; one more bucket holds what is longer."""
+
+STAGES: dict[Role, tuple[tuple[str, str, str], ...]] = {
+    Role.RECEIVER: (
+        ("admission", "expected", "requested"),
+        ("registration", "requested", "accepted"),
+        ("transfer", "accepted", "noticed"),
+        ("total", "requested", "ended"),
+    ),
+    Role.SENDER: (
+        ("prefill", "announced", "final"),
+        ("lead", "registered", "final"),
+        ("match", "final", "posted"),
+        ("write", "posted", "written"),
+        ("total", "announced", "ended"),
+    ),
+}
+"""The durations that are measured per role: name, first stage, last stage (see `TransferRecord.at`). A transfer that
+lacks one of the two stages, or had them the other way round, does not count there; `sender lead` is how long before
+the prompt was final the receiver had registered."""
+
+
+class Histogram(msgspec.Struct):
+    """Durations in seconds: how many fell into each bucket, and their sum."""
+
+    buckets: list[int] = msgspec.field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
+    sum_s: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many durations there are."""
+        return sum(self.buckets)
+
+    def observe(self, seconds: float) -> None:
+        """Add one duration."""
+        self.buckets[bisect_left(BOUNDS_S, seconds)] += 1
+        self.sum_s += seconds
+
+    def merge(self, other: "Histogram") -> None:
+        """Add all of another's durations."""
+        self.buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]
+        self.sum_s += other.sum_s
+
+
+class Volume(msgspec.Struct):
+    """What delivered transfers have moved."""
+
+    tokens: int = 0
+    nbytes: int = 0
+    descriptors: int = 0
+
+    def merge(self, other: "Volume") -> None:
+        """Add another's."""
+        self.tokens += other.tokens
+        self.nbytes += other.nbytes
+        self.descriptors += other.descriptors
+
+
+class Counters(msgspec.Struct):
+    """Everything counted since the last `take`.
+
+    Pairs instead of tuple keys in the encoded form keep it a value that JSON and MessagePack can carry.
+    """
+
+    transfers: dict[tuple[Role, Outcome, Reason], int] = msgspec.field(default_factory=dict)
+    counted: dict[tuple[str, Reason], int] = msgspec.field(default_factory=dict)
+    volumes: dict[Role, Volume] = msgspec.field(default_factory=dict)
+    seconds: dict[tuple[Role, str], Histogram] = msgspec.field(default_factory=dict)
+
+    def add(self, event: Event) -> None:
+        """Count one event; those that are no matter of counting are ignored."""
+        match event:
+            case Ended(record):
+                self._add_record(record)
+            case Counted(name, reason):
+                self.counted[name, reason] = self.counted.get((name, reason), 0) + 1
+            case PeerChanged(_, ready, reason):
+                name = "peer_ready" if ready else "peer_lost"
+                self.counted[name, reason] = self.counted.get((name, reason), 0) + 1
+
+    def add_all(self, events: Iterable[Event]) -> None:
+        """Count several events."""
+        for event in events:
+            self.add(event)
+
+    def _add_record(self, record: TransferRecord) -> None:
+        how = (record.role, record.outcome, record.reason)
+        self.transfers[how] = self.transfers.get(how, 0) + 1
+        if record.outcome is Outcome.DELIVERED:
+            moved = Volume(record.tokens, record.nbytes, record.descriptors)
+            self.volumes.setdefault(record.role, Volume()).merge(moved)
+            self._add_stages(record)
+
+    def _add_stages(self, record: TransferRecord) -> None:
+        for name, first, last in STAGES[record.role]:
+            if first in record.at and record.at.get(last, -1.0) >= record.at[first]:
+                duration = record.at[last] - record.at[first]
+                self.seconds.setdefault((record.role, name), Histogram()).observe(duration)
+
+    def merge(self, other: "Counters") -> None:
+        """Add everything another has counted."""
+        for how, number in other.transfers.items():
+            self.transfers[how] = self.transfers.get(how, 0) + number
+        for what, number in other.counted.items():
+            self.counted[what] = self.counted.get(what, 0) + number
+        for role, volume in other.volumes.items():
+            self.volumes.setdefault(role, Volume()).merge(volume)
+        for stage, histogram in other.seconds.items():
+            self.seconds.setdefault(stage, Histogram()).merge(histogram)
+
+    def take(self) -> "Counters":
+        """Everything so far; starts again from nothing."""
+        taken = Counters(self.transfers, self.counted, self.volumes, self.seconds)
+        self.transfers, self.counted, self.volumes, self.seconds = {}, {}, {}, {}
+        return taken
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been counted."""
+        return not (self.transfers or self.counted or self.volumes or self.seconds)
+
+    def to_plain(self) -> dict[str, object]:
+        """Lists, strings and numbers only, for any serializer; see `from_plain`."""
+        return {field: msgspec.to_builtins(list(getattr(self, field).items())) for field in self.__struct_fields__}
+
+    @classmethod
+    def from_plain(cls, plain: object) -> Self:
+        """Read what `to_plain` has made. Raises `msgspec.ValidationError`."""
+        pairs = msgspec.convert(plain, _Pairs)
+        return cls(dict(pairs.transfers), dict(pairs.counted), dict(pairs.volumes), dict(pairs.seconds))
+
+
+class _Pairs(msgspec.Struct):
+    transfers: list[tuple[tuple[Role, Outcome, Reason], int]]
+    counted: list[tuple[tuple[str, Reason], int]]
+    volumes: list[tuple[Role, Volume]]
+    seconds: list[tuple[tuple[Role, str], Histogram]]

@@ -1,0 +1,229 @@
+"""The loop of the transfer thread: inputs to the endpoint, its effects to the transport and the control channel.
+
+Each turn does a bounded amount of work: at most so many commands and frames, and effects until their time is up.
+A post may take tens of milliseconds (a same-host transport copies inside it), so a long list of them is carried out
+over several turns, with frames and completions in between.
+
+One input that finds a bug ends neither the turn nor the thread: the traceback is logged and the loop goes on.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import ParamSpec
+
+from kvpush.core.commands import Stop
+from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, RemovePeer, SendFrame
+from kvpush.core.endpoint import Endpoint
+from kvpush.core.errors import Reason, TransportError
+from kvpush.core.events import Counted, Event, Stopped
+from kvpush.runtime.control import ControlChannel, FrameArrived, LinkLost
+from kvpush.runtime.mailbox import Mailbox
+from kvpush.runtime.records import RateLimit, TransferLog
+from kvpush.transport.base import OpDone, Transport, TransportEvent
+
+logger = logging.getLogger("kvpush.transfer")
+
+P = ParamSpec("P")
+
+COMMANDS_PER_TURN = 256
+FRAMES_PER_TURN = 128
+EFFECTS_S = 0.002
+"""Effects are carried out until this much time has passed; the one that runs then is finished."""
+STOP_GRACE_S = 0.5
+"""An endpoint reports `Stopped` by itself within its `stop_s`; later than that it has a bug, and is left."""
+_BROKEN_TURN_S = 0.01
+"""What fails in each turn must not fail a hundred thousand times a second."""
+
+
+class Pace:
+    """How long to wait between two polls of the transport.
+
+    A poll costs some microseconds and, worse, the GIL. So the wait grows with the time that nothing has happened:
+    what took t to happen is seen at most t/16 late, and never later than `SLOWEST_S`.
+    """
+
+    SLOWEST_S = 0.001
+
+    def __init__(self, fastest_s: float) -> None:
+        self._fastest_s = fastest_s
+        self._since = 0.0
+
+    def happened(self, now: float) -> None:
+        """Something was posted, has finished or has arrived: look often again."""
+        self._since = now
+
+    def wait_s(self, now: float) -> float:
+        """How long to wait before the next poll."""
+        return max(self._fastest_s, min(self.SLOWEST_S, (now - self._since) / 16))
+
+
+class Driver:
+    """Runs an endpoint until it has stopped. Used by the transfer thread only."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        transport: Transport,
+        channel: ControlChannel,
+        mailbox: Mailbox,
+        *,
+        poll_s: float,
+        stop_s: float,
+    ) -> None:
+        self.turns = 0
+        self._endpoint = endpoint
+        self._transport = transport
+        self._channel = channel
+        self._mailbox = mailbox
+        self._stop_s = stop_s
+        self._clock = time.monotonic
+        self._pace = Pace(poll_s)
+        self._effects: deque[Effect] = deque()
+        self._stop_by: float | None = None
+        self._stopped = False
+        self._own_events: list[Event] = []
+        self._log = TransferLog()
+        self._tracebacks = RateLimit()
+        channel.wake_on(mailbox.wake_fd)
+
+    def run(self) -> None:
+        """Take turns until `Stop` has been carried out."""
+        while not self._stopped:
+            self.turn()
+
+    def turn(self) -> None:
+        """Take in what has come, do what follows from it, and sleep until there is more."""
+        self.turns += 1
+        steps = (
+            self._take_commands,
+            self._take_frames,
+            self._take_completions,
+            self._pass_time,
+            self._carry_out,
+            self._publish,
+            self._sleep,
+        )
+        if not all([self._guard(step) for step in steps]):
+            time.sleep(_BROKEN_TURN_S)
+
+    # inputs -------------------------------------------------------------------------------------------
+    def _take_commands(self) -> None:
+        for command in self._mailbox.take(COMMANDS_PER_TURN):
+            if isinstance(command, Stop):
+                self._stop_by = self._clock() + self._stop_s + STOP_GRACE_S
+            self._guard(self._endpoint.execute, command, self._clock())
+
+    def _take_frames(self) -> None:
+        for arrived in self._channel.receive(FRAMES_PER_TURN):
+            match arrived:
+                case FrameArrived(link, frame):
+                    self._guard(self._endpoint.frame_received, link, frame, self._clock())
+                case LinkLost(link):
+                    self._guard(self._endpoint.link_lost, link, self._clock())
+
+    def _take_completions(self) -> None:
+        if self._polling:
+            for happened in self._transport.poll():
+                self._pace.happened(self._clock())
+                self._guard(self._complete, happened)
+
+    def _complete(self, happened: TransportEvent) -> None:
+        if isinstance(happened, OpDone):
+            self._endpoint.op_finished(happened.op, happened.error, self._clock())
+        else:
+            self._endpoint.notice_received(happened.notice, self._clock())
+
+    def _pass_time(self) -> None:
+        self._endpoint.tick(self._clock())
+
+    @property
+    def _polling(self) -> bool:
+        """Whether the transport may have anything to tell."""
+        return self._endpoint.ops_in_flight > 0 or self._endpoint.notices_due > 0
+
+    # outputs ------------------------------------------------------------------------------------------
+    def _carry_out(self) -> None:
+        """Effects in their order; what has no time in this turn stays for the next."""
+        until = self._clock() + EFFECTS_S
+        self._effects.extend(self._endpoint.take_effects())
+        while self._effects and self._clock() < until:
+            self._guard(self._apply, self._effects.popleft())
+            self._effects.extend(self._endpoint.take_effects())
+
+    def _apply(self, effect: Effect) -> None:
+        match effect:
+            case SendFrame(link, frame):
+                self._channel.send(link, frame)
+            case Post():
+                self._post(effect)
+            case AddPeer():
+                self._add_peer(effect)
+            case RemovePeer(peer):
+                self._transport.remove_peer(peer)
+            case OpenLink(link, address):
+                self._channel.open_link(link, address)
+            case CloseLink(link):
+                self._channel.close_link(link)
+
+    def _post(self, post: Post) -> None:
+        try:
+            self._transport.post_write(post.op, post.peer, post.plan, post.notice)
+        except TransportError as error:
+            self._endpoint.op_finished(post.op, str(error) or type(error).__name__, self._clock())
+        self._pace.happened(self._clock())
+
+    def _add_peer(self, effect: AddPeer) -> None:
+        problem = ""
+        try:
+            self._transport.add_peer(effect.peer, effect.metadata)
+        except TransportError as error:
+            problem = str(error) or type(error).__name__
+        self._endpoint.peer_added(effect.peer, problem, self._clock())
+
+    def _publish(self) -> None:
+        own, self._own_events = self._own_events, []
+        events: list[Event] = [*self._endpoint.take_events(), *self._channel.take_counted(), *own]
+        self._mailbox.publish(events)
+        now = self._clock()
+        for event in events:
+            self._log.record(event, now)
+        overdue = self._stop_by is not None and now >= self._stop_by
+        if overdue:
+            logger.error("Transfers have not ended %.1f s after the stop: they are abandoned.", self._stop_s)
+        self._stopped = overdue or any(isinstance(event, Stopped) for event in events)
+
+    # in between ---------------------------------------------------------------------------------------
+    def _sleep(self) -> None:
+        """Until a frame, a command, the next deadline, or the next poll when something is in flight.
+
+        Short waits end with the clock alone: ZeroMQ counts in milliseconds.
+        """
+        if self._effects or self._stopped:
+            return
+        now = self._clock()
+        wait_s = self._until_deadline(now)
+        if self._polling:
+            poll_s = self._pace.wait_s(now)
+            wait_s = poll_s if wait_s is None else min(wait_s, poll_s)
+        if wait_s is not None and wait_s < Pace.SLOWEST_S:
+            time.sleep(wait_s)
+        elif self._mailbox.fall_asleep():
+            self._channel.wait(wait_s)
+            self._mailbox.wake_up()
+
+    def _until_deadline(self, now: float) -> float | None:
+        deadlines = [due for due in (self._endpoint.next_deadline(), self._stop_by) if due is not None]
+        return max(0.0, min(deadlines) - now) if deadlines else None
+
+    def _guard(self, step: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Do one step; a bug in it is logged and counted, and costs only this step (False)."""
+        try:
+            step(*args, **kwargs)
+            return True
+        except Exception as error:
+            self._own_events.append(Counted("step_failed", Reason.INTERNAL))
+            if self._tracebacks.allows(type(error).__name__, self._clock()):
+                logger.exception("A bug in kvpush: %s failed with %r", step.__name__, args)
+            return False

@@ -1,0 +1,89 @@
+"""What becomes of the events about transfers: a log line each, and counters that can be merged and exported.
+
+The transfer thread writes the log. Whoever drains its events adds them to `Counters`, on its own thread.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvpush.core.events import Counted, Ended, Event, Outcome, PeerChanged, TransferRecord
+
+logger = logging.getLogger("kvpush.transfer")
+
+
+@dataclass
+class _Bucket:
+    tokens: float
+    filled_at: float
+    suppressed: int = 0
+
+
+class RateLimit:
+    """Lets `burst` lines of a kind through, then `per_s`. Kinds must be few; each is remembered."""
+
+    def __init__(self, burst: int = 10, per_s: float = 0.2) -> None:
+        self._burst = burst
+        self._per_s = per_s
+        self._buckets: dict[str, _Bucket] = {}
+
+    def allows(self, kind: str, now: float) -> bool:
+        """Whether a line of `kind` may be written at `now` (seconds)."""
+        bucket = self._buckets.setdefault(kind, _Bucket(self._burst, now))
+        bucket.tokens = min(self._burst, bucket.tokens + (now - bucket.filled_at) * self._per_s)
+        bucket.filled_at = now
+        if bucket.tokens < 1:
+            bucket.suppressed += 1
+            return False
+        bucket.tokens -= 1
+        return True
+
+    def take_suppressed(self, kind: str) -> int:
+        """How many lines of `kind` were held back since the last call."""
+        bucket = self._buckets.get(kind)
+        if bucket is None:
+            return 0
+        suppressed, bucket.suppressed = bucket.suppressed, 0
+        return suppressed
+
+
+class TransferLog:
+    """One line per end of a transfer, with its key: debug for a delivery, warning (rate-limited) for the rest."""
+
+    def __init__(self) -> None:
+        self._limit = RateLimit()
+
+    def record(self, event: Event, now: float) -> None:
+        """Write the line of `event`, if it deserves one, at `now` (seconds)."""
+        match event:
+            case Ended(record):
+                self._ended(record, now)
+            case PeerChanged(peer, True):
+                logger.info("peer ready peer=%s", peer)
+            case PeerChanged(peer, False, reason, detail):
+                self._warn(f"peer {reason}", now, lambda: f"peer gone peer={peer} reason={reason} detail={detail!r}")
+            case Counted(name, reason):
+                logger.debug("counted %s reason=%s", name, reason)
+
+    def _ended(self, record: TransferRecord, now: float) -> None:
+        if record.outcome is not Outcome.DELIVERED:
+            self._warn(f"{record.role} {record.reason}", now, lambda: transfer_line(record))
+        elif logger.isEnabledFor(logging.DEBUG):
+            logger.debug("%s", transfer_line(record))
+
+    def _warn(self, kind: str, now: float, line: Callable[[], str]) -> None:
+        if self._limit.allows(kind, now):
+            suppressed = self._limit.take_suppressed(kind)
+            logger.warning("%s%s", line(), f" suppressed={suppressed}" if suppressed else "")
+
+
+def transfer_line(record: TransferRecord) -> str:
+    """One transfer's end as `name=value` pairs; each stage in milliseconds after the first."""
+    first = min(record.at.values(), default=0.0)
+    stages = " ".join(f"{stage}={(at - first) * 1000:.3f}ms" for stage, at in record.at.items())
+    detail = f" detail={record.detail!r}" if record.detail else ""
+    return (
+        f"transfer ended key={record.key} role={record.role} outcome={record.outcome} reason={record.reason} "
+        f"request={record.request_id} peer={record.peer} tokens={record.tokens} blocks={record.blocks} "
+        f"bytes={record.nbytes} descriptors={record.descriptors} {stages}{detail}"
+    )
