@@ -1,75 +1,308 @@
 """One worker rank's side of the protocol, sending and receiving: sans-IO.
 
-Feed it commands, frames, completions and time; drain effects and events after each input.
+Feed it commands, frames, completions and time; drain effects and events after each input. It reads no
+clock: `now` is the driver's monotonic clock in seconds, and never goes back. Whatever is due by `now`
+happens before the input itself, so that no input is ever judged by a lease that has ended.
 """
 
 from collections.abc import Sequence
 
-from kvpush.core.commands import Command
+from kvpush.core.commands import Abort, Announce, Command, Expect, Final, Receive, Stop, Withdraw
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.effects import Effect
-from kvpush.core.events import Event
-from kvpush.core.ids import Address, EngineId, Epoch, LinkId, OpId, PeerName
+from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
+from kvpush.core.events import Event, Outcome, ReceiveEnded, SourceFree, Stopped
+from kvpush.core.ids import EngineId, Epoch, LinkId, OpId, PeerName, Target
+from kvpush.core.inbound import Inbound
 from kvpush.core.layout import Layout
+from kvpush.core.messages import (
+    Accepted,
+    Beat,
+    Cancel,
+    Drained,
+    Draining,
+    Dropped,
+    Failed,
+    Frame,
+    Heartbeat,
+    Hello,
+    Refuse,
+    Register,
+    Welcome,
+    Written,
+    decode_frame,
+    decode_notice,
+)
+from kvpush.core.outbound import Outbound, Session, SessionState
+from kvpush.core.outbox import Outbox
+from kvpush.core.receiver import Receiver
+from kvpush.core.sender import Sender
+
+_ANYONE = Epoch(0)
 
 
 class Endpoint:
-    """`now` is the driver's monotonic clock in seconds; it never goes back."""
+    """Joins the four parts: who calls us (inbound), what we send (sender), whom we call (outbound), what we
+    receive (receiver)."""
 
     def __init__(
         self, config: ProtocolConfig, engine_id: EngineId, epoch: Epoch, layout: Layout, metadata: bytes
     ) -> None:
         """`metadata` is our transport's, sent to peers in the hello."""
-        raise NotImplementedError
+        self._config = config
+        self._engine_id = engine_id
+        self._layout = layout
+        self._metadata = metadata
+        self._outbox = Outbox(epoch)
+        self._inbound = Inbound(config, engine_id, layout, self._outbox)
+        self._outbound = Outbound(config, self._hello, self._outbox)
+        self._sender = Sender(config, layout, self._outbox)
+        self._receiver = Receiver(config, layout, self._outbound, self._outbox)
+        self._stop_by: float | None = None
 
-    # inputs -------------------------------------------------------------------------------------------
+    def _hello(self, target: Target) -> Hello:
+        return Hello(self._engine_id, target.engine_id, self._layout, self._metadata)
+
+    # our engine -----------------------------------------------------------------------------------------
     def execute(self, command: Command, now: float) -> None:
-        """Take one command of our engine. Raises `LocalProtocolError` when it breaks the rules."""
-        raise NotImplementedError
+        """Take one command of our engine.
 
+        A command that breaks the rules changes nothing, is counted, keeps its promise of an answer (see
+        commands.py) and raises `LocalProtocolError` for the log.
+        """
+        self.tick(now)
+        try:
+            self._execute(command, now)
+        except LocalProtocolError:
+            self._answer_refused(command)
+            raise
+
+    def _execute(self, command: Command, now: float) -> None:
+        match command:
+            case Announce():
+                self._sender.announce(command, now)
+            case Final():
+                self._sender.final(command, now)
+            case Withdraw():
+                self._sender.withdraw(command, now)
+            case Expect():
+                self._receiver.expect(command, now)
+            case Receive():
+                self._receiver.receive(command, now)
+            case Abort():
+                self._receiver.abort(command, now)
+            case Stop():
+                self._stop(now)
+
+    def _answer_refused(self, command: Command) -> None:
+        """A request whose command was refused must not wait for ever, nor free what another one uses."""
+        self._outbox.count("local_error", Reason.DUPLICATE_KEY)
+        match command:
+            case Receive() if self._receiver.owner(command.key) != command.request_id:
+                outcome, reason = Outcome.FAILED, Reason.DUPLICATE_KEY
+                self._outbox.event(ReceiveEnded(command.key, command.request_id, outcome, reason))
+            case Final(last=True) | Withdraw() if self._sender.owner(command.key) != command.request_id:
+                self._outbox.event(SourceFree(command.key, command.request_id))
+            case _:
+                pass
+
+    def _stop(self, now: float) -> None:
+        if self._stop_by is None:
+            self._stop_by = now + self._config.stop_s
+            self._sender.stop(now)
+            self._receiver.stop(now)
+            self._finish_stop(now)
+
+    def _finish_stop(self, now: float) -> None:
+        """Report `Stopped` once, when nothing is left or the bound has come."""
+        if self._stop_by is None or self._stop_by == float("inf"):
+            return
+        if now >= self._stop_by or not (len(self._sender) or len(self._receiver)):
+            self._stop_by = float("inf")
+            self._outbox.event(Stopped())
+
+    # the control channel --------------------------------------------------------------------------------
     def frame_received(self, link: LinkId, frame: bytes, now: float) -> None:
-        """Take one control message. Never raises: what is wrong with it is counted and answered."""
-        raise NotImplementedError
+        """Take one control message. Never raises: what is wrong with it is counted, and answered where the
+        sender of it can use the answer. An answer is never answered."""
+        self.tick(now)
+        source, key = _ANYONE, None
+        try:
+            parsed = decode_frame(frame)
+            source, key = parsed.source, getattr(parsed.message, "key", None)
+            self._check_destination(parsed)
+            if link > 0:
+                self._from_sender(link, parsed, now)
+            else:
+                self._from_receiver(link, parsed, now)
+        except RemoteProtocolError as error:
+            self._outbox.count("refused", error.reason)
+            if link < 0:
+                self._outbox.send(link, source, Refuse(error.reason, error.field, error.detail[:1000], key))
+        except LocalProtocolError:
+            # the table has no entry for what a peer said: it is out of order, and changes nothing
+            self._outbox.count("out_of_order", Reason.BAD_MESSAGE)
+        self._finish_stop(now)
+
+    def _check_destination(self, frame: Frame) -> None:
+        if frame.destination == self._outbox.epoch:
+            return
+        if frame.destination == _ANYONE and isinstance(frame.message, Hello | Refuse):
+            return
+        detail = f"wrong engine: the message was meant for another process; this is {self._engine_id}"
+        raise RemoteProtocolError(Reason.WRONG_ENGINE, detail, "destination")
+
+    def _from_receiver(self, link: LinkId, frame: Frame, now: float) -> None:
+        message, caller = frame.message, self._inbound.heard(frame.source, link, now)
+        if isinstance(message, Hello):
+            for replaced in self._inbound.hello(frame.source, link, message, now):
+                self._sender.caller_lost(replaced, Reason.PEER_RESTARTED, now)
+                self._inbound.forget(replaced, Reason.PEER_RESTARTED)
+            return
+        if not isinstance(message, Register | Cancel | Heartbeat):
+            raise RemoteProtocolError(Reason.BAD_MESSAGE, f"{type(message).__name__} is not for a sender", "message")
+        if caller is None or not caller.ready:
+            raise RemoteProtocolError(Reason.PEER_LOST, "this receiver is not known (any more); say hello", "source")
+        match message:
+            case Register():
+                self._sender.register(caller, message, now)
+            case Cancel():
+                self._sender.cancel(caller, message.key, message.reason, now)
+            case Heartbeat():
+                self._inbound.tell(caller, self._sender.heartbeat(caller, message.keys, message.echo, now))
+
+    def _from_sender(self, link: LinkId, frame: Frame, now: float) -> None:
+        session = self._outbound.on_link(link)
+        if session is None:
+            self._outbox.count("late_message", Reason.PEER_LOST)
+            return
+        if session.state is SessionState.READY and frame.source != session.epoch:
+            self._lose_session(session, Reason.PEER_RESTARTED, "another process answers at this address", now)
+            return
+        session.last_heard = now
+        message = frame.message
+        match message:
+            case Welcome():
+                self._welcomed(session, frame.source, message, now)
+            case Refuse():
+                self._refused(session, message, now)
+            case Accepted():
+                self._receiver.accepted(message.key, session, now)
+            case Written():
+                self._receiver.written(message.key, session, now)
+            case Failed():
+                self._receiver.failed(message.key, session, message.reason, message.detail, now)
+            case Dropped() | Drained():
+                self._receiver.released(message.key, session, now)
+            case Draining():
+                pass
+            case Beat():
+                session.clock = max(session.clock, message.clock)
+                self._receiver.beat(message, session, now)
+            case _:
+                detail = f"{type(message).__name__} is not for a receiver"
+                raise RemoteProtocolError(Reason.BAD_MESSAGE, detail, "message")
+
+    def _welcomed(self, session: Session, epoch: Epoch, message: Welcome, now: float) -> None:
+        lost = self._outbound.welcome(session, epoch, message.engine_id, now)
+        if lost is not None:
+            self._lose_session(session, lost, "another process answers at this address", now)
+            return
+        session.clock = max(session.clock, message.clock)
+        self._receiver.session_ready(session, now)
+
+    def _refused(self, session: Session, message: Refuse, now: float) -> None:
+        """A refusal about one transfer ends that; one about us ends the session."""
+        detail = f"{message.field}: {message.detail}" if message.field else message.detail
+        if message.key is not None and message.reason not in (Reason.PEER_LOST, Reason.WRONG_ENGINE):
+            self._receiver.failed(message.key, session, message.reason, detail, now)
+        else:
+            self._lose_session(session, message.reason, detail, now)
+
+    def _lose_session(self, session: Session, reason: Reason, detail: str, now: float) -> None:
+        self._receiver.session_lost(session, reason, detail, now)
+        self._outbound.forget(session, reason, detail)
 
     def link_lost(self, link: LinkId, now: float) -> None:
-        """A control connection is gone (the driver may also know nothing of it; silence is noticed too)."""
-        raise NotImplementedError
+        """A control connection broke. The channel reconnects by itself and lost frames are repeated, so
+        this only makes a session prove at once that its peer is still there."""
+        self.tick(now)
+        session = self._outbound.on_link(link)
+        if session is not None and session.state is SessionState.READY:
+            self._outbound.beat(session, self._receiver.live_keys(session), now)
 
+    # the transport --------------------------------------------------------------------------------------
     def peer_added(self, peer: PeerName, error: str, now: float) -> None:
         """The transport has loaded a peer, or says why not ("" is success)."""
-        raise NotImplementedError
+        self.tick(now)
+        self._inbound.peer_added(peer, error, now)
 
     def op_finished(self, op: OpId, error: str, now: float) -> None:
         """A posted operation has stopped, or could not be posted; "" is success."""
-        raise NotImplementedError
+        self._sender.op_finished(op, error, now)
+        self._finish_stop(now)
 
     def notice_received(self, notice: bytes, now: float) -> None:
         """A notice arrived on the data plane. Never raises."""
-        raise NotImplementedError
+        try:
+            parsed = decode_notice(notice)
+            if parsed.destination != self._outbox.epoch:
+                raise RemoteProtocolError(Reason.WRONG_ENGINE, "a notice for another process", "destination")
+            self._receiver.noticed(parsed, now)
+        except RemoteProtocolError as error:
+            self._outbox.count("refused", error.reason)
+        self._finish_stop(now)
 
+    # time -----------------------------------------------------------------------------------------------
     def tick(self, now: float) -> None:
         """Let time pass: everything due by `now` happens."""
-        raise NotImplementedError
+        self._sender.tick(now)
+        self._receiver.tick(now)
+        for session in self._outbound.due(now):
+            self._session_due(session, now)
+        for caller in self._inbound.silent(now):
+            self._sender.caller_lost(caller, Reason.PEER_SILENT, now)
+            self._inbound.forget(caller, Reason.PEER_SILENT)
+        self._finish_stop(now)
 
-    # outputs ------------------------------------------------------------------------------------------
+    def _session_due(self, session: Session, now: float) -> None:
+        if now >= self._outbound.lost_at(session):
+            connecting = session.state is SessionState.CONNECTING
+            reason = Reason.PEER_HANDSHAKE if connecting else Reason.PEER_SILENT
+            self._lose_session(session, reason, f"nothing heard from {session.name}", now)
+        elif session.state is SessionState.CONNECTING:
+            self._outbound.repeat_hello(session, now)
+        else:
+            self._outbound.beat(session, self._receiver.live_keys(session), now)
+
+    # outputs --------------------------------------------------------------------------------------------
     def next_deadline(self) -> float | None:
         """When `tick` next has something to do; None when nothing is pending."""
-        raise NotImplementedError
+        times = [t for t in (self._sender.next_deadline(), self._receiver.next_deadline()) if t is not None]
+        times += [*self._outbound.deadlines(), *self._inbound.deadlines()]
+        if self._stop_by not in (None, float("inf")):
+            times.append(self._stop_by)
+        return min(times, default=None)
 
     def take_effects(self) -> Sequence[Effect]:
         """Effects since the last call, to be carried out in order."""
-        raise NotImplementedError
+        return self._outbox.take_effects()
 
     def take_events(self) -> Sequence[Event]:
         """Events since the last call."""
-        raise NotImplementedError
+        return self._outbox.take_events()
 
     @property
     def ops_in_flight(self) -> int:
         """Posted operations that have not finished: the transport must be polled."""
-        raise NotImplementedError
+        return self._sender.ops_in_flight
 
     @property
     def notices_due(self) -> int:
         """Receives whose sender says it has written, or is writing: poll the transport for their notices."""
-        raise NotImplementedError
+        return self._receiver.notices_due
+
+    @property
+    def transfers(self) -> int:
+        """Transfers on both sides that have not ended."""
+        return len(self._sender) + len(self._receiver)

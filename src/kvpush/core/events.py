@@ -72,10 +72,11 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Counted(msgspec.Struct, frozen=True, tag=True):
-    """One named counter went up by one (I5: each abnormal end does so exactly once)."""
+    """One named counter went up by `amount` (I5: each abnormal end counts exactly once)."""
 
     name: str
     reason: Reason
+    amount: int = 1
 
 
 class PeerChanged(msgspec.Struct, frozen=True, tag=True):

@@ -112,6 +112,9 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
         return self.end - self.start
 
 
+NOTHING = Span(0, 0)
+"""No tokens."""
+
 _PlaneId = tuple[str, Kind]
 
 Blocks = tuple[tuple[int, ...], ...]

@@ -1,0 +1,119 @@
+"""The receivers that have said hello to us: the sender's half of each peer relation.
+
+A caller is one process (its epoch). It is known by the epoch in every frame, so that a link that breaks
+and comes back is the same caller; replies go to the link it was last heard on.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvpush.core.config import ProtocolConfig
+from kvpush.core.effects import AddPeer, CloseLink, RemovePeer
+from kvpush.core.errors import Reason, RemoteProtocolError
+from kvpush.core.events import PeerChanged
+from kvpush.core.ids import EngineId, Epoch, LinkId, PeerName
+from kvpush.core.layout import Layout, check_layout, first_difference
+from kvpush.core.messages import Hello, Message, Refuse, Welcome
+from kvpush.core.outbox import Outbox
+
+
+@dataclass(eq=False)
+class Caller:
+    """One receiver process. `ready` once the transport has loaded it."""
+
+    epoch: Epoch
+    engine_id: EngineId
+    name: PeerName
+    link: LinkId
+    layout: Layout
+    last_heard: float
+    ready: bool = False
+
+
+class Inbound:
+    """All callers, by epoch."""
+
+    def __init__(self, config: ProtocolConfig, engine_id: EngineId, layout: Layout, outbox: Outbox) -> None:
+        self._config = config
+        self._engine_id = engine_id
+        self._layout = layout
+        self._outbox = outbox
+        self._callers: dict[Epoch, Caller] = {}
+
+    def get(self, epoch: Epoch) -> Caller | None:
+        """The caller with this epoch, if it may register."""
+        caller = self._callers.get(epoch)
+        return caller if caller is not None and caller.ready else None
+
+    def heard(self, epoch: Epoch, link: LinkId, now: float) -> Caller | None:
+        """A frame of this process arrived on `link`."""
+        caller = self._callers.get(epoch)
+        if caller is not None:
+            caller.link = link
+            caller.last_heard = now
+        return caller
+
+    def hello(self, epoch: Epoch, link: LinkId, hello: Hello, now: float) -> list[Caller]:
+        """Take a hello; returns callers that it replaces (an earlier life of the same engine's rank).
+
+        Raises RemoteProtocolError when the two cannot work together.
+        """
+        self._check(hello)
+        known = self._callers.get(epoch)
+        if known is not None:
+            if known.ready:
+                self.tell(known, Welcome(self._engine_id, now))
+            return []
+        name = PeerName(f"{hello.engine_id}/{hello.layout.tp_rank}@{epoch:x}")
+        caller = Caller(epoch, hello.engine_id, name, link, hello.layout, now)
+        replaced = [old for old in self._callers.values() if _same_place(old, caller)]
+        self._callers[epoch] = caller
+        self._outbox.effect(AddPeer(name, hello.metadata))
+        return replaced
+
+    def _check(self, hello: Hello) -> None:
+        if hello.wants is not None and hello.wants != self._engine_id:
+            detail = f"wrong engine: this is {self._engine_id}, the message was meant for {hello.wants}"
+            raise RemoteProtocolError(Reason.WRONG_ENGINE, detail, "wants")
+        check_layout(hello.layout)
+        difference = first_difference(self._layout, hello.layout)
+        if difference is not None:
+            detail = f"the sender has {difference.ours}, the receiver {difference.theirs}"
+            raise RemoteProtocolError(Reason.INCOMPATIBLE, detail, difference.field)
+
+    def peer_added(self, name: PeerName, error: str, now: float) -> None:
+        """The transport has loaded a caller, or not."""
+        caller = next((caller for caller in self._callers.values() if caller.name == name), None)
+        if caller is None:
+            return
+        if error:
+            self.tell(caller, Refuse(Reason.PEER_HANDSHAKE, "metadata", error[:1000]))
+            self.forget(caller, Reason.PEER_HANDSHAKE, error)
+            return
+        caller.ready = True
+        self._outbox.event(PeerChanged(caller.name, True, Reason.OK))
+        self.tell(caller, Welcome(self._engine_id, now))
+
+    def tell(self, caller: Caller, message: Message) -> None:
+        """Send a message to a caller."""
+        self._outbox.send(caller.link, caller.epoch, message)
+
+    def silent(self, now: float) -> list[Caller]:
+        """Callers not heard of for too long; the endpoint ends their transfers and forgets them."""
+        return [c for c in self._callers.values() if now >= c.last_heard + self._config.peer_timeout_s]
+
+    def forget(self, caller: Caller, reason: Reason, detail: str = "") -> None:
+        """Close the way to a caller: its agent, handles and mappings go with it."""
+        del self._callers[caller.epoch]
+        self._outbox.effect(RemovePeer(caller.name))
+        self._outbox.effect(CloseLink(caller.link))
+        self._outbox.event(PeerChanged(caller.name, False, reason, detail))
+        self._outbox.count("peer_lost", reason)
+
+    def deadlines(self) -> Iterable[float]:
+        """When each caller will have been silent for too long."""
+        return (caller.last_heard + self._config.peer_timeout_s for caller in self._callers.values())
+
+
+def _same_place(old: Caller, new: Caller) -> bool:
+    return old.engine_id == new.engine_id and old.layout.tp_rank == new.layout.tp_rank

@@ -1,0 +1,233 @@
+"""The wire: every control message and the data plane's notice, as one msgspec tagged union with a version.
+
+History
+    1  first version: push (Hello .. Beat, Notice)
+
+A frame is a msgpack array `[version, source epoch, destination epoch, message]`. The destination epoch is 0
+in a Hello, which is the only message that may be sent to an unknown process. Remote bytes become frozen
+typed values here, at one door, or a RemoteProtocolError that names the field.
+"""
+
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from kvpush.core.errors import Reason, RemoteProtocolError
+from kvpush.core.events import Outcome
+from kvpush.core.ids import EngineId, Epoch, Key
+from kvpush.core.layout import Blocks, Layout, Span
+
+VERSION = 1
+
+MAX_KEYS = 65_536
+"""Keys in one heartbeat; a receiver with more sends several."""
+
+_Text = Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Receiver: who I am, whom I expect (None: anyone), my memory, my transport's metadata."""
+
+    engine_id: EngineId
+    wants: EngineId | None
+    layout: Layout
+    metadata: bytes
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """Sender: who answers; the receiver may register. `clock`: the sender's own, see Heartbeat."""
+
+    engine_id: EngineId
+    clock: float
+
+
+class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
+    """Either: a message was not accepted. `key` names the transfer when it was about one."""
+
+    reason: Reason
+    field: _Text
+    detail: _Text
+    key: Key | None = None
+
+
+class Register(msgspec.Struct, frozen=True, tag="register"):
+    """Receiver: write tokens `span` into `blocks`. Repeated until answered; idempotent by key.
+
+    `echo` as in Heartbeat.
+    """
+
+    key: Key
+    span: Span
+    blocks: Blocks
+    echo: float
+
+
+class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+    """Sender: the registration is valid and will be written when its blocks are final."""
+
+    key: Key
+
+
+class Written(msgspec.Struct, frozen=True, tag="written"):
+    """Sender: a hint that every write has been done. The notice is the authority."""
+
+    key: Key
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Sender: nothing is in flight and nothing will be written any more."""
+
+    key: Key
+    reason: Reason
+    detail: _Text
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Receiver: give this transfer up. Repeated until answered; idempotent by key."""
+
+    key: Key
+    reason: Reason
+
+
+class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
+    """Sender: nothing is in flight and nothing ever will be, whatever arrives later."""
+
+    key: Key
+
+
+class Draining(msgspec.Struct, frozen=True, tag="draining"):
+    """Sender: closed, but posted writes are still in flight; Drained follows."""
+
+    key: Key
+
+
+class Drained(msgspec.Struct, frozen=True, tag="drained"):
+    """Sender: the last posted write has stopped; nothing will be written any more."""
+
+    key: Key
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """Receiver: I am alive and still want these.
+
+    `echo` is the latest `clock` that the sender told us. Their leases begin anew at that time of the sender's
+    clock, not when this arrives: however long this is under way, a lease ends at most `lease_s` after the
+    receiver last heard the sender, which is what makes a quarantine of known length safe (R1).
+    """
+
+    echo: float
+    keys: Annotated[tuple[Key, ...], msgspec.Meta(max_length=MAX_KEYS)]
+
+
+class End(msgspec.Struct, frozen=True, array_like=True):
+    """How a transfer ended at the sender."""
+
+    key: Key
+    outcome: Outcome
+    reason: Reason
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """Sender: the answer to a heartbeat. `unknown` were never heard of here; `ended` are over."""
+
+    clock: float
+    unknown: tuple[Key, ...]
+    ended: tuple[End, ...]
+
+
+Message = (
+    Hello
+    | Welcome
+    | Refuse
+    | Register
+    | Accepted
+    | Written
+    | Failed
+    | Cancel
+    | Dropped
+    | Draining
+    | Drained
+    | Heartbeat
+    | Beat
+)
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """One control message with its envelope."""
+
+    version: int
+    source: Epoch
+    destination: Epoch
+    message: Message
+
+
+class Notice(msgspec.Struct, frozen=True, array_like=True):
+    """Travels with each WRITE, after its data. `parts` is the number of parts, on the last one; else 0."""
+
+    version: int
+    destination: Epoch
+    key: Key
+    part: int
+    parts: int
+
+
+_T = TypeVar("_T", Frame, Notice)
+
+
+class _Head(msgspec.Struct, array_like=True):
+    version: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_frames = msgspec.msgpack.Decoder(Frame)
+_notices = msgspec.msgpack.Decoder(Notice)
+_heads = msgspec.msgpack.Decoder(_Head)
+
+
+def encode_frame(source: Epoch, destination: Epoch, message: Message) -> bytes:
+    """One frame for the control channel."""
+    return _encoder.encode(Frame(VERSION, source, destination, message))
+
+
+def decode_frame(data: bytes) -> Frame:
+    """Parse a control frame. Raises RemoteProtocolError: BAD_VERSION or BAD_MESSAGE."""
+    return _checked(_frames, data)
+
+
+def encode_notice(destination: Epoch, key: Key, part: int, parts: int) -> bytes:
+    """The notice of one WRITE."""
+    return _encoder.encode(Notice(VERSION, destination, key, part, parts))
+
+
+def decode_notice(data: bytes) -> Notice:
+    """Parse a notice. Raises RemoteProtocolError: BAD_VERSION or BAD_MESSAGE."""
+    notice = _checked(_notices, data)
+    if notice.part < 0 or notice.parts < 0 or (notice.parts and notice.part != notice.parts - 1):
+        raise RemoteProtocolError(Reason.BAD_MESSAGE, f"part {notice.part} of {notice.parts}", "part")
+    return notice
+
+
+def _checked(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+    try:
+        value = decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _why(data, error) from None
+    if value.version != VERSION:
+        raise _version(value.version)
+    return value
+
+
+def _why(data: bytes, error: Exception) -> RemoteProtocolError:
+    """A frame of another version need not parse as ours: say so rather than name a field."""
+    try:
+        head = _heads.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return RemoteProtocolError(Reason.BAD_MESSAGE, str(error))
+    if head.version != VERSION:
+        return _version(head.version)
+    return RemoteProtocolError(Reason.BAD_MESSAGE, str(error))
+
+
+def _version(theirs: int) -> RemoteProtocolError:
+    detail = f"the peer speaks protocol version {theirs}, this side {VERSION}; install the same kvpush on both"
+    return RemoteProtocolError(Reason.BAD_VERSION, detail, "version")

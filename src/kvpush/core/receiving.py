@@ -1,0 +1,74 @@
+"""All state of one transfer at its receiver: deleting the record is the whole clean-up."""
+
+from dataclasses import dataclass, field
+
+from kvpush.core.errors import Reason
+from kvpush.core.events import Outcome, Role, TransferRecord
+from kvpush.core.ids import Key, RequestId, Target
+from kvpush.core.layout import NOTHING, Blocks, Span
+from kvpush.core.sending import Ending
+from kvpush.core.tables import Recv
+
+
+@dataclass
+class Receiving:
+    """One transfer at its receiver.
+
+    `seen` are the parts whose notices have arrived, of `parts` (0: not known yet). `holds`: our engine waits
+    for a ReceiveEnded. `end` is how a transfer that cannot succeed any more will end. `retry_at` is when to
+    repeat what was not answered, `limit_at` when to stop waiting, `told_at` when Written came.
+    """
+
+    key: Key
+    request_id: RequestId
+    target: Target
+    state: Recv = Recv.NEW
+    span: Span = NOTHING
+    blocks: Blocks = ()
+    holds: bool = False
+    registered_at: float | None = None
+    seen: set[int] = field(default_factory=set)
+    parts: int = 0
+    end: Ending | None = None
+    retry_at: float | None = None
+    limit_at: float | None = None
+    told_at: float | None = None
+    at: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def registered(self) -> bool:
+        """Whether the sender may know our blocks."""
+        return self.registered_at is not None
+
+    @property
+    def noticing(self) -> bool:
+        """Whether notices are on their way, as far as we know."""
+        return self.told_at is not None or bool(self.seen)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every part has been noticed."""
+        return bool(self.parts) and len(self.seen) == self.parts
+
+    @property
+    def ending(self) -> Ending:
+        """How it ends, or has ended."""
+        return self.end or (Outcome.FAILED, Reason.ABORTED, "")
+
+    def record(self, token_bytes: int) -> TransferRecord:
+        """What is known of it, for logs and the benchmark."""
+        outcome, reason, detail = self.ending
+        delivered = outcome is Outcome.DELIVERED and reason is Reason.OK
+        return TransferRecord(
+            key=self.key,
+            role=Role.RECEIVER,
+            request_id=self.request_id,
+            peer=str(self.target.address),
+            outcome=outcome,
+            reason=reason,
+            detail=detail,
+            tokens=self.span.tokens,
+            nbytes=self.span.tokens * token_bytes if delivered else 0,
+            blocks=sum(len(ids) for ids in self.blocks),
+            at=self.at,
+        )

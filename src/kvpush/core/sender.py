@@ -1,0 +1,375 @@
+"""The sending side: prompts whose KV is here and is wanted elsewhere. One record holds all of one transfer."""
+
+from collections.abc import Callable, Iterable
+
+from kvpush.core.commands import Announce, Final, Withdraw
+from kvpush.core.config import ProtocolConfig
+from kvpush.core.effects import Post
+from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
+from kvpush.core.events import Ended, Outcome, SourceFree
+from kvpush.core.ids import Key, OpId, RequestId
+from kvpush.core.inbound import Caller
+from kvpush.core.layout import Layout, Span, check_blocks
+from kvpush.core.messages import (
+    Accepted,
+    Beat,
+    Drained,
+    Draining,
+    Dropped,
+    End,
+    Failed,
+    Message,
+    Register,
+    Written,
+    encode_notice,
+)
+from kvpush.core.outbox import Outbox
+from kvpush.core.planner import Plan, plan
+from kvpush.core.retired import Retired
+from kvpush.core.sending import Sending
+from kvpush.core.tables import SENDER, Send, SendAction, SendInput
+from kvpush.core.timers import Timers
+
+
+class Sender:
+    """All transfers that this endpoint sends."""
+
+    def __init__(self, config: ProtocolConfig, layout: Layout, outbox: Outbox) -> None:
+        self._config = config
+        self._layout = layout
+        self._outbox = outbox
+        self._transfers: dict[Key, Sending] = {}
+        self._ops: dict[OpId, Key] = {}
+        self._last_op = 0
+        self._retired = Retired(config.retired_memory_s, config.retired_memory_keys)
+        self._timers: Timers[Key] = Timers(self._deadline_of)
+        self._actions: dict[SendAction, Callable[[Sending, float], None]] = {
+            SendAction.ACCEPT: self._accept,
+            SendAction.ADVANCE: self._advance,
+            SendAction.DROP: self._drop,
+            SendAction.DRAIN: self._drain,
+            SendAction.TELL: self._tell_end,
+            SendAction.HINT: self._hint,
+            SendAction.RETIRE: self._retire,
+        }
+
+    # our engine -----------------------------------------------------------------------------------------
+    def announce(self, command: Announce, now: float) -> None:
+        """A prefill request with this key exists."""
+        if command.key in self._retired:
+            return
+        transfer = self._mine(command.key, command.request_id, now)
+        self._step(transfer, SendInput.ANNOUNCE, now)
+        self._identify(transfer, command.request_id, "announced", now)
+
+    def final(self, command: Final, now: float) -> None:
+        """Tokens are final. A transfer that has ended already frees its source at once."""
+        if command.key in self._retired:
+            self._free_late(command.key, command.request_id, free=command.last)
+            return
+        transfer = self._mine(command.key, command.request_id, now)
+        if command.tokens < transfer.tokens:
+            raise LocalProtocolError(f"{command.key}: final tokens went from {transfer.tokens} to {command.tokens}")
+        self._identify(transfer, command.request_id, "final", now)
+        transfer.tokens, transfer.blocks = command.tokens, command.blocks
+        transfer.pinned = transfer.pinned or command.last
+        if transfer.caller is None:
+            self._hold(transfer, now)
+        self._step(transfer, SendInput.FINAL, now)
+
+    def withdraw(self, command: Withdraw, now: float) -> None:
+        """The request ends without delivering."""
+        if command.key in self._retired:
+            self._free_late(command.key, command.request_id, free=True)
+            return
+        transfer = self._mine(command.key, command.request_id, now)
+        self._identify(transfer, command.request_id, "withdrawn", now)
+        transfer.pinned = True
+        self._end_with(transfer, Outcome.FAILED, command.reason, command.detail)
+        self._step(transfer, SendInput.WITHDRAW, now)
+
+    def stop(self, now: float) -> None:
+        """End everything that can end now; what is in flight drains."""
+        for transfer in list(self._transfers.values()):
+            if transfer.state is not Send.DRAINING:
+                self._end_with(transfer, Outcome.FAILED, Reason.SHUTDOWN, "the sender is stopping")
+                self._step(transfer, SendInput.WITHDRAW, now)
+
+    def _mine(self, key: Key, request_id: RequestId, now: float) -> Sending:
+        """The transfer of one of our requests; two requests with one key are refused."""
+        transfer = self._transfer(key, now)
+        if transfer.request_id not in (None, request_id):
+            raise LocalProtocolError(f"{key} belongs to request {transfer.request_id}, not to {request_id}")
+        return transfer
+
+    def _free_late(self, key: Key, request_id: RequestId, *, free: bool) -> None:
+        if free:
+            self._outbox.event(SourceFree(key, request_id))
+
+    def _identify(self, transfer: Sending, request_id: RequestId, stage: str, now: float) -> None:
+        transfer.request_id = request_id
+        transfer.at.setdefault(stage, now)
+
+    # the receiver ---------------------------------------------------------------------------------------
+    def register(self, caller: Caller, message: Register, now: float) -> None:
+        """A receiver asks. Raises RemoteProtocolError, and has changed nothing, when it may not."""
+        stone = self._retired.get(message.key)
+        if stone is not None:
+            self._outbox.count("late_message", Reason.RETIRED_TRANSFER)
+            self._tell(caller, Failed(message.key, _told(stone.outcome, stone.reason), "this transfer has ended"))
+            return
+        check_blocks(caller.layout, message.span, message.blocks)
+        known = self._transfers.get(message.key)
+        if known is not None and known.caller is not None:
+            self._check_repeated(known, caller, message)
+        transfer = known if known is not None else self._transfer(message.key, now)
+        if transfer.caller is None:
+            transfer.caller, transfer.span, transfer.remote_blocks = caller, message.span, message.blocks
+            transfer.covered = message.span.start
+            transfer.at["registered"] = now
+            self._hold(transfer, min(message.echo, now))
+        self._renew(transfer, min(message.echo, now))
+        self._step(transfer, SendInput.REGISTER, now)
+
+    def _check_repeated(self, known: Sending, caller: Caller, message: Register) -> None:
+        """The same registration again is a repetition; another one with the same key is refused."""
+        assert known.caller is not None
+        same = known.caller.epoch == caller.epoch and known.span == message.span
+        if not same or known.remote_blocks != message.blocks:
+            detail = f"{message.key} is registered by {known.caller.name} for {known.span} already"
+            raise RemoteProtocolError(Reason.DUPLICATE_KEY, detail, "key")
+
+    def cancel(self, caller: Caller, key: Key, reason: Reason, now: float) -> None:
+        """The receiver gives a transfer up. A key never heard of is remembered, so that it stays dropped."""
+        if key in self._retired:
+            self._tell(caller, Dropped(key))
+            return
+        transfer = self._transfer(key, now)
+        if transfer.caller is not None and transfer.caller.epoch != caller.epoch:
+            raise RemoteProtocolError(Reason.DUPLICATE_KEY, f"{key} was registered by {transfer.caller.name}", "key")
+        transfer.caller = caller
+        outcome = Outcome.DELIVERED if reason is Reason.NOT_NEEDED else Outcome.FAILED
+        self._end_with(transfer, outcome, reason, "cancelled by the receiver")
+        transfer.cancelled = True
+        self._step(transfer, SendInput.CANCEL, now)
+
+    def heartbeat(self, caller: Caller, keys: Iterable[Key], echo: float, now: float) -> Beat:
+        """Renew leases by key, from `echo` on; says which keys are unknown here and which have ended."""
+        unknown, ended, renewed = [], [], 0
+        for key in keys:
+            transfer = self._transfers.get(key)
+            stone = self._retired.get(key)
+            if transfer is not None and (transfer.caller is None or transfer.caller is caller):
+                renewed += self._renew(transfer, min(echo, now))
+            elif stone is not None:
+                ended.append(End(key, stone.outcome, stone.reason))
+            else:
+                unknown.append(key)
+        if renewed:
+            self._outbox.count("lease_renewed", Reason.OK, renewed)
+        return Beat(now, tuple(unknown), tuple(ended))
+
+    def caller_lost(self, caller: Caller, reason: Reason, now: float) -> None:
+        """A receiver is gone: nothing more is written to it."""
+        for transfer in [t for t in self._transfers.values() if t.caller is caller]:
+            self._end_with(transfer, Outcome.FAILED, reason, f"{caller.name} is gone")
+            self._step(transfer, SendInput.PEER_LOST, now)
+
+    # the transport --------------------------------------------------------------------------------------
+    def op_finished(self, op: OpId, error: str, now: float) -> None:
+        """A write has stopped."""
+        key = self._ops.pop(op, None)
+        if key is None:
+            self._outbox.count("late_completion", Reason.TRANSPORT)
+            return
+        transfer = self._transfers[key]
+        transfer.ops.discard(op)
+        if error:
+            self._end_with(transfer, Outcome.FAILED, Reason.TRANSPORT, error)
+            self._step(transfer, SendInput.WRITE_FAILED, now)
+        if transfer.ops:
+            return
+        if transfer.state is Send.DRAINING:
+            self._step(transfer, SendInput.STOPPED, now)
+        elif transfer.state is Send.WRITING and transfer.all_posted:
+            transfer.at["written"] = now
+            self._end_with(transfer, Outcome.DELIVERED, Reason.OK, "")
+            self._step(transfer, SendInput.COMPLETE, now)
+        elif transfer.state is Send.WRITING:
+            self._step(transfer, SendInput.PAUSE, now)
+
+    # time -----------------------------------------------------------------------------------------------
+    def tick(self, now: float) -> None:
+        """Expire what nobody has renewed."""
+        for key in self._timers.due(now):
+            transfer = self._transfers[key]
+            reason = Reason.LEASE_EXPIRED
+            if self._never_announced_at(transfer) == self._deadline_of(key):
+                reason = Reason.NEVER_ANNOUNCED
+            self._outbox.count("lease_expired", reason)
+            self._end_with(transfer, Outcome.EXPIRED, reason, f"nothing was heard for {now - transfer.began:.1f} s")
+            self._step(transfer, SendInput.EXPIRE, now)
+
+    def next_deadline(self) -> float | None:
+        """When the first lease ends."""
+        return self._timers.earliest()
+
+    def _deadline_of(self, key: Key) -> float | None:
+        """The end of the lease, where a lease applies: not before there is something to hold, not when
+        all is posted (the transport then bounds it), not when draining."""
+        transfer = self._transfers.get(key)
+        if transfer is None or transfer.lease_until is None or transfer.all_posted:
+            return None
+        if transfer.state not in (Send.HELD, Send.WAITING, Send.WRITING):
+            return None
+        return min(transfer.lease_until, self._never_announced_at(transfer))
+
+    def _never_announced_at(self, transfer: Sending) -> float:
+        if transfer.request_id is None:
+            return transfer.began + self._config.unannounced_s
+        return float("inf")
+
+    def _hold(self, transfer: Sending, since: float) -> None:
+        """Something is held for the receiver: begin (or renew) its lease."""
+        transfer.lease_until = since + self._config.lease_s
+        self._timers.arm(transfer.key, min(transfer.lease_until, self._never_announced_at(transfer)))
+
+    def _renew(self, transfer: Sending, since: float) -> int:
+        """Renew a lease that has begun; one that has not cannot run out. Returns how many were renewed."""
+        if transfer.lease_until is None:
+            return 0
+        transfer.lease_until = max(transfer.lease_until, since + self._config.lease_s)
+        return 1
+
+    # the table ------------------------------------------------------------------------------------------
+    def _transfer(self, key: Key, now: float) -> Sending:
+        transfer = self._transfers.get(key)
+        if transfer is None:
+            transfer = self._transfers[key] = Sending(key, now)
+        return transfer
+
+    def _step(self, transfer: Sending, happened: SendInput, now: float) -> None:
+        try:
+            transfer.state, actions = SENDER[transfer.state, happened]
+        except KeyError:
+            raise LocalProtocolError(f"{transfer.key}: {happened} is not possible when {transfer.state}") from None
+        for action in actions:
+            self._actions[action](transfer, now)
+
+    def _end_with(self, transfer: Sending, outcome: Outcome, reason: Reason, detail: str) -> None:
+        """The first cause is the one that is reported."""
+        if transfer.end is None:
+            transfer.end = (outcome, reason, detail)
+
+    def _accept(self, transfer: Sending, now: float) -> None:
+        self._say(transfer, Accepted(transfer.key))
+
+    def _drop(self, transfer: Sending, now: float) -> None:
+        self._say(transfer, Dropped(transfer.key))
+
+    def _drain(self, transfer: Sending, now: float) -> None:
+        self._say(transfer, Draining(transfer.key))
+
+    def _hint(self, transfer: Sending, now: float) -> None:
+        self._say(transfer, Written(transfer.key))
+
+    def _tell_end(self, transfer: Sending, now: float) -> None:
+        outcome, reason, detail = transfer.ending
+        if transfer.cancelled:
+            self._say(transfer, Drained(transfer.key))
+        else:
+            self._say(transfer, Failed(transfer.key, _told(outcome, reason), detail[:1000]))
+
+    def _retire(self, transfer: Sending, now: float) -> None:
+        outcome, reason, _ = transfer.ending
+        del self._transfers[transfer.key]
+        self._retired.add(transfer.key, outcome, reason, now)
+        transfer.at["ended"] = now
+        self._outbox.event(Ended(transfer.record()))
+        if transfer.pinned and transfer.request_id is not None:
+            self._outbox.event(SourceFree(transfer.key, transfer.request_id))
+
+    def _say(self, transfer: Sending, message: Message) -> None:
+        if transfer.caller is not None:
+            self._tell(transfer.caller, message)
+
+    def _tell(self, caller: Caller, message: Message) -> None:
+        self._outbox.send(caller.link, caller.epoch, message)
+
+    # writing --------------------------------------------------------------------------------------------
+    def _advance(self, transfer: Sending, now: float) -> None:
+        """Write what is both final and registered, if anything new is."""
+        assert transfer.caller is not None
+        if transfer.pinned and transfer.tokens < transfer.span.end:
+            self._refuse_span(transfer, now)
+            return
+        chunk = Span(transfer.covered, self._writable_until(transfer))
+        if chunk.tokens <= 0:
+            return
+        try:
+            copy = self._plan(transfer, chunk)
+        except ValueError as error:
+            self._end_with(transfer, Outcome.FAILED, Reason.SPAN_NOT_COVERED, str(error))
+            self._step(transfer, SendInput.WITHDRAW, now)
+            return
+        self._post(transfer, chunk, copy, now)
+
+    def _refuse_span(self, transfer: Sending, now: float) -> None:
+        detail = f"the prompt has {transfer.tokens} tokens here, {transfer.span.end} were asked for"
+        self._end_with(transfer, Outcome.FAILED, Reason.SPAN_NOT_COVERED, detail)
+        self._step(transfer, SendInput.WITHDRAW, now)
+
+    def _writable_until(self, transfer: Sending) -> int:
+        """Up to the end when all of it is final; before that, only blocks that are whole on both sides."""
+        assert transfer.caller is not None
+        if transfer.tokens >= transfer.span.end:
+            return transfer.span.end
+        sizes = [group.block_size for layout in (self._layout, transfer.caller.layout) for group in layout.groups]
+        return transfer.tokens - transfer.tokens % max(sizes)
+
+    def _plan(self, transfer: Sending, chunk: Span) -> Plan:
+        assert transfer.caller is not None
+        return plan(
+            chunk,
+            self._layout,
+            transfer.blocks,
+            0,
+            transfer.caller.layout,
+            transfer.remote_blocks,
+            transfer.span.start,
+        )
+
+    def _post(self, transfer: Sending, chunk: Span, copy: Plan, now: float) -> None:
+        assert transfer.caller is not None
+        self._last_op += 1
+        op = OpId(self._last_op)
+        transfer.ops.add(op)
+        self._ops[op] = transfer.key
+        transfer.covered = chunk.end
+        transfer.parts += 1
+        transfer.nbytes += copy.total_bytes
+        transfer.descriptors += copy.descriptors
+        transfer.at.setdefault("posted", now)
+        parts = transfer.parts if transfer.all_posted else 0
+        notice = encode_notice(transfer.caller.epoch, transfer.key, transfer.parts - 1, parts)
+        self._outbox.effect(Post(op, transfer.caller.name, copy, notice))
+        self._step(transfer, SendInput.POST, now)
+
+    # for the endpoint -----------------------------------------------------------------------------------
+    @property
+    def ops_in_flight(self) -> int:
+        """Posted writes that have not stopped."""
+        return len(self._ops)
+
+    def __len__(self) -> int:
+        return len(self._transfers)
+
+    def owner(self, key: Key) -> RequestId | None:
+        """The request that a live transfer belongs to."""
+        transfer = self._transfers.get(key)
+        return transfer.request_id if transfer is not None else None
+
+
+def _told(outcome: Outcome, reason: Reason) -> Reason:
+    """The reason a receiver is given when it asks for a transfer that has ended."""
+    return Reason.RETIRED_TRANSFER if outcome is Outcome.DELIVERED else reason

@@ -1,0 +1,71 @@
+"""All state of one transfer at its sender: deleting the record is the whole clean-up."""
+
+from dataclasses import dataclass, field
+
+from kvpush.core.errors import Reason
+from kvpush.core.events import Outcome, Role, TransferRecord
+from kvpush.core.ids import Key, OpId, RequestId
+from kvpush.core.inbound import Caller
+from kvpush.core.layout import NOTHING, Blocks, Span
+from kvpush.core.tables import Send
+
+Ending = tuple[Outcome, Reason, str]
+"""Outcome, reason and detail."""
+
+
+@dataclass
+class Sending:
+    """One transfer at its sender.
+
+    `tokens` are final in `blocks`; the positions up to `covered` have been posted, in `parts` writes, of which
+    `ops` are still in flight. `pinned`: our engine waits for a SourceFree. `end` is how a transfer that is
+    draining will end; `cancelled` whether the receiver waits for Drained rather than Failed.
+    """
+
+    key: Key
+    began: float
+    state: Send = Send.NEW
+    request_id: RequestId | None = None
+    tokens: int = 0
+    blocks: Blocks = ()
+    pinned: bool = False
+    caller: Caller | None = None
+    span: Span = NOTHING
+    remote_blocks: Blocks = ()
+    covered: int = 0
+    parts: int = 0
+    ops: set[OpId] = field(default_factory=set)
+    lease_until: float | None = None
+    end: Ending | None = None
+    cancelled: bool = False
+    nbytes: int = 0
+    descriptors: int = 0
+    at: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def all_posted(self) -> bool:
+        """Whether the whole span has been posted."""
+        return self.caller is not None and self.covered >= self.span.end
+
+    @property
+    def ending(self) -> Ending:
+        """How it ends, or has ended."""
+        return self.end or (Outcome.FAILED, Reason.TRANSPORT, "")
+
+    def record(self) -> TransferRecord:
+        """What is known of it, for logs and the benchmark."""
+        outcome, reason, detail = self.ending
+        return TransferRecord(
+            key=self.key,
+            role=Role.SENDER,
+            request_id=self.request_id,
+            peer=self.caller.name if self.caller else "",
+            outcome=outcome,
+            reason=reason,
+            detail=detail,
+            tokens=self.span.tokens,
+            nbytes=self.nbytes,
+            descriptors=self.descriptors,
+            blocks=sum(len(ids) for ids in self.remote_blocks),
+            at=self.at,
+        )

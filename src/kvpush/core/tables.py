@@ -1,0 +1,195 @@
+"""The life of a transfer, as two tables: state x input -> next state and what to do.
+
+Rules the tables hold (numbers as in docs/protocol.md):
+  R1  a receiver leaves REGISTERED, ACCEPTED and CANCELLING only when the sender has said that it will write
+      no more (a full set of notices, Failed, Dropped, Drained), or through QUARANTINED, whose only way out
+      other than such a word is time.
+  R2  a sender posts only in WAITING and WRITING; it leaves WRITING and DRAINING for RETIRED only when
+      nothing is in flight.
+  R3  RETIRED is left never; entering it reports the one outcome.
+  R9  every Cancel is answered: Dropped where nothing is in flight, Draining then Drained where something is.
+
+An input with no entry is an error that changes nothing: a bug when it came from our engine, a refusal when
+it came from a peer. Guards are resolved before the table is asked, so each entry is unconditional.
+"""
+
+from enum import StrEnum
+
+
+class Send(StrEnum):
+    """Sender states."""
+
+    NEW = "new"
+    ANNOUNCED = "announced"  # the engine has the request; no blocks, no registration
+    HELD = "held"  # blocks are final; no registration
+    WAITING = "waiting"  # registered; nothing in flight, not complete
+    WRITING = "writing"  # registered; writes in flight
+    DRAINING = "draining"  # closed to posting; writes still in flight
+    RETIRED = "retired"
+
+
+class SendInput(StrEnum):
+    """What can happen to a sender's transfer."""
+
+    ANNOUNCE = "announce"
+    FINAL = "final"
+    REGISTER = "register"
+    POST = "post"  # there is something to write and it is being posted
+    PAUSE = "pause"  # the last write in flight is done, and more is to come
+    COMPLETE = "complete"  # the last write of the span is done
+    WRITE_FAILED = "write_failed"
+    STOPPED = "stopped"  # nothing is in flight any more
+    CANCEL = "cancel"
+    WITHDRAW = "withdraw"
+    EXPIRE = "expire"
+    PEER_LOST = "peer_lost"
+
+
+class SendAction(StrEnum):
+    """What a sender does on a transition."""
+
+    ACCEPT = "accept"  # tell the receiver that its registration is valid
+    ADVANCE = "advance"  # write what is final and registered
+    DROP = "drop"  # Dropped
+    DRAIN = "drain"  # Draining
+    TELL = "tell"  # Drained after a cancel, else Failed
+    HINT = "hint"  # Written
+    RETIRE = "retire"  # report the outcome, free the source
+
+
+S, H, A = Send, SendInput, SendAction
+
+SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
+    (S.NEW, H.ANNOUNCE): (S.ANNOUNCED, ()),
+    (S.NEW, H.FINAL): (S.HELD, ()),
+    (S.NEW, H.REGISTER): (S.WAITING, (A.ACCEPT,)),
+    (S.NEW, H.CANCEL): (S.RETIRED, (A.DROP, A.RETIRE)),
+    (S.NEW, H.WITHDRAW): (S.RETIRED, (A.RETIRE,)),
+    (S.ANNOUNCED, H.FINAL): (S.HELD, ()),
+    (S.ANNOUNCED, H.REGISTER): (S.WAITING, (A.ACCEPT,)),
+    (S.ANNOUNCED, H.CANCEL): (S.RETIRED, (A.DROP, A.RETIRE)),
+    (S.ANNOUNCED, H.WITHDRAW): (S.RETIRED, (A.RETIRE,)),
+    (S.HELD, H.FINAL): (S.HELD, ()),
+    (S.HELD, H.REGISTER): (S.WAITING, (A.ACCEPT, A.ADVANCE)),
+    (S.HELD, H.CANCEL): (S.RETIRED, (A.DROP, A.RETIRE)),
+    (S.HELD, H.WITHDRAW): (S.RETIRED, (A.RETIRE,)),
+    (S.HELD, H.EXPIRE): (S.RETIRED, (A.RETIRE,)),
+    (S.WAITING, H.ANNOUNCE): (S.WAITING, ()),
+    (S.WAITING, H.FINAL): (S.WAITING, (A.ADVANCE,)),
+    (S.WAITING, H.REGISTER): (S.WAITING, (A.ACCEPT,)),
+    (S.WAITING, H.POST): (S.WRITING, ()),
+    (S.WAITING, H.CANCEL): (S.RETIRED, (A.DROP, A.RETIRE)),
+    (S.WAITING, H.WITHDRAW): (S.RETIRED, (A.TELL, A.RETIRE)),
+    (S.WAITING, H.EXPIRE): (S.RETIRED, (A.TELL, A.RETIRE)),
+    (S.WAITING, H.PEER_LOST): (S.RETIRED, (A.RETIRE,)),
+    (S.WRITING, H.ANNOUNCE): (S.WRITING, ()),
+    (S.WRITING, H.FINAL): (S.WRITING, (A.ADVANCE,)),
+    (S.WRITING, H.REGISTER): (S.WRITING, (A.ACCEPT,)),
+    (S.WRITING, H.POST): (S.WRITING, ()),
+    (S.WRITING, H.PAUSE): (S.WAITING, ()),
+    (S.WRITING, H.COMPLETE): (S.RETIRED, (A.HINT, A.RETIRE)),
+    (S.WRITING, H.WRITE_FAILED): (S.DRAINING, ()),
+    (S.WRITING, H.CANCEL): (S.DRAINING, (A.DRAIN,)),
+    (S.WRITING, H.WITHDRAW): (S.DRAINING, ()),
+    (S.WRITING, H.EXPIRE): (S.DRAINING, ()),
+    (S.WRITING, H.PEER_LOST): (S.DRAINING, ()),
+    (S.DRAINING, H.ANNOUNCE): (S.DRAINING, ()),
+    (S.DRAINING, H.FINAL): (S.DRAINING, ()),
+    (S.DRAINING, H.REGISTER): (S.DRAINING, ()),
+    (S.DRAINING, H.WRITE_FAILED): (S.DRAINING, ()),
+    (S.DRAINING, H.STOPPED): (S.RETIRED, (A.TELL, A.RETIRE)),
+    (S.DRAINING, H.CANCEL): (S.DRAINING, (A.DRAIN,)),
+    (S.DRAINING, H.WITHDRAW): (S.DRAINING, ()),
+    (S.DRAINING, H.PEER_LOST): (S.DRAINING, ()),
+}
+
+
+class Recv(StrEnum):
+    """Receiver states."""
+
+    NEW = "new"
+    EXPECTING = "expecting"  # the engine has the request; it has no blocks yet
+    CONNECTING = "connecting"  # blocks are there; the sender is not ready to hear of them
+    REGISTERED = "registered"  # Register has left
+    ACCEPTED = "accepted"  # and was answered
+    CANCELLING = "cancelling"  # Cancel has left, or will when the sender can be reached
+    QUARANTINED = "quarantined"  # the sender is gone or silent; a late write may still land
+    RETIRED = "retired"
+
+
+class RecvInput(StrEnum):
+    """What can happen to a receiver's transfer."""
+
+    EXPECT = "expect"
+    RECEIVE = "receive"
+    READY = "ready"  # the sender can be told
+    ACCEPT = "accept"
+    COMPLETE = "complete"  # every part's notice has arrived
+    FAIL = "fail"  # the sender said that it will write no more, and has not written all
+    RELEASE = "release"  # Dropped or Drained
+    DOOMED = "doomed"  # the sender cannot be told, and it was never told of any block
+    ABORT = "abort"
+    GIVE_UP = "give_up"  # a deadline of ours has passed
+    PEER_LOST = "peer_lost"
+    SAFE = "safe"  # the quarantine is over
+
+
+class RecvAction(StrEnum):
+    """What a receiver does on a transition."""
+
+    REGISTER = "register"
+    CANCEL = "cancel"
+    FREE = "free"  # the blocks were never promised to anyone: give them back
+    QUARANTINE = "quarantine"
+    RETIRE = "retire"  # report the outcome, give the blocks back
+
+
+R, J, B = Recv, RecvInput, RecvAction
+
+RECEIVER: dict[tuple[Recv, RecvInput], tuple[Recv, tuple[RecvAction, ...]]] = {
+    (R.NEW, J.EXPECT): (R.EXPECTING, ()),
+    (R.NEW, J.RECEIVE): (R.CONNECTING, ()),
+    (R.EXPECTING, J.RECEIVE): (R.CONNECTING, ()),
+    (R.EXPECTING, J.READY): (R.EXPECTING, ()),
+    (R.EXPECTING, J.ABORT): (R.CANCELLING, (B.CANCEL,)),
+    (R.EXPECTING, J.PEER_LOST): (R.EXPECTING, ()),
+    (R.EXPECTING, J.FAIL): (R.EXPECTING, ()),
+    (R.CONNECTING, J.READY): (R.REGISTERED, (B.REGISTER,)),
+    (R.CONNECTING, J.DOOMED): (R.RETIRED, (B.RETIRE,)),
+    (R.CONNECTING, J.FAIL): (R.RETIRED, (B.RETIRE,)),
+    (R.CONNECTING, J.PEER_LOST): (R.RETIRED, (B.RETIRE,)),
+    (R.CONNECTING, J.ABORT): (R.CANCELLING, (B.FREE, B.CANCEL)),
+    (R.REGISTERED, J.READY): (R.REGISTERED, (B.REGISTER,)),
+    (R.REGISTERED, J.ACCEPT): (R.ACCEPTED, ()),
+    (R.REGISTERED, J.COMPLETE): (R.RETIRED, (B.RETIRE,)),
+    (R.REGISTERED, J.FAIL): (R.RETIRED, (B.RETIRE,)),
+    (R.REGISTERED, J.RELEASE): (R.RETIRED, (B.RETIRE,)),
+    (R.REGISTERED, J.ABORT): (R.CANCELLING, (B.CANCEL,)),
+    (R.REGISTERED, J.GIVE_UP): (R.CANCELLING, (B.CANCEL,)),
+    (R.REGISTERED, J.PEER_LOST): (R.QUARANTINED, (B.QUARANTINE,)),
+    (R.ACCEPTED, J.READY): (R.ACCEPTED, ()),
+    (R.ACCEPTED, J.ACCEPT): (R.ACCEPTED, ()),
+    (R.ACCEPTED, J.COMPLETE): (R.RETIRED, (B.RETIRE,)),
+    (R.ACCEPTED, J.FAIL): (R.RETIRED, (B.RETIRE,)),
+    (R.ACCEPTED, J.RELEASE): (R.RETIRED, (B.RETIRE,)),
+    (R.ACCEPTED, J.ABORT): (R.CANCELLING, (B.CANCEL,)),
+    (R.ACCEPTED, J.GIVE_UP): (R.CANCELLING, (B.CANCEL,)),
+    (R.ACCEPTED, J.PEER_LOST): (R.QUARANTINED, (B.QUARANTINE,)),
+    (R.CANCELLING, J.READY): (R.CANCELLING, (B.CANCEL,)),
+    (R.CANCELLING, J.ACCEPT): (R.CANCELLING, ()),
+    (R.CANCELLING, J.COMPLETE): (R.RETIRED, (B.RETIRE,)),
+    (R.CANCELLING, J.FAIL): (R.RETIRED, (B.RETIRE,)),
+    (R.CANCELLING, J.RELEASE): (R.RETIRED, (B.RETIRE,)),
+    (R.CANCELLING, J.ABORT): (R.CANCELLING, ()),
+    (R.CANCELLING, J.DOOMED): (R.RETIRED, (B.RETIRE,)),
+    (R.CANCELLING, J.GIVE_UP): (R.QUARANTINED, (B.QUARANTINE,)),
+    (R.CANCELLING, J.PEER_LOST): (R.QUARANTINED, (B.QUARANTINE,)),
+    (R.QUARANTINED, J.ABORT): (R.QUARANTINED, ()),
+    (R.QUARANTINED, J.READY): (R.QUARANTINED, ()),
+    (R.QUARANTINED, J.ACCEPT): (R.QUARANTINED, ()),
+    (R.QUARANTINED, J.PEER_LOST): (R.QUARANTINED, ()),
+    (R.QUARANTINED, J.COMPLETE): (R.RETIRED, (B.RETIRE,)),
+    (R.QUARANTINED, J.FAIL): (R.RETIRED, (B.RETIRE,)),
+    (R.QUARANTINED, J.RELEASE): (R.RETIRED, (B.RETIRE,)),
+    (R.QUARANTINED, J.SAFE): (R.RETIRED, (B.RETIRE,)),
+}
