@@ -1,0 +1,175 @@
+"""`KVPushConnector`: what vLLM calls. Each hook hands over to the scheduler's or the worker's side.
+
+vLLM makes one of these in the scheduler's process and one in each worker. The layout of the cache is left to
+the attention backend: any is read as it is (`get_required_kvcache_layout` stays None). Hybrid models are not
+served by groups yet, so the connector does not declare `SupportsHMA`; vLLM then keeps whole prompts for sliding
+window layers, which costs memory, and we say how much.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+)
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from kvpush.core.errors import ConfigError
+from kvpush.core.events import Event
+from kvpush.core.ids import Address, Key, Target
+from kvpush.core.params import receive_params
+from kvpush.vllm.metadata import RankAddress, StepCommands
+from kvpush.vllm.ranks import engine_group, ranks_per_engine
+from kvpush.vllm.scheduler_side import SchedulerSide
+from kvpush.vllm.settings import read_settings
+from kvpush.vllm.worker_side import WorkerSide
+
+if TYPE_CHECKING:
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+class KVPushConnector(KVConnectorBase_V1):
+    """Pushes the KV cache of a prompt from the engine that computed it to the engine that decodes it."""
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        settings = read_settings(transfer.kv_connector_extra_config)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        self._address = settings.address(engine_group(vllm_config), 0, ranks_per_engine(vllm_config))
+        if role is KVConnectorRole.SCHEDULER:
+            _check_supported(vllm_config)
+            _warn_of_lost_capacity(kv_cache_config)
+            sizes = tuple(group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)
+            self._scheduler = SchedulerSide(transfer, sizes)
+        else:
+            self._worker = WorkerSide(vllm_config, kv_cache_config, settings, self._observe)
+
+    # both sides -----------------------------------------------------------------------------------------
+    def shutdown(self) -> None:
+        """End every transfer and the transfer thread."""
+        if self._worker is not None:
+            self._worker.stop()
+
+    # scheduler ------------------------------------------------------------------------------------------
+    def on_new_request(self, request: "Request") -> None:
+        """A request has been added to the scheduler."""
+        self._scheduling.request_added(request)
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens come from the sender, asynchronously."""
+        tokens = self._scheduling.remote_tokens(request, num_computed_tokens)
+        return tokens, tokens > 0
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        """Blocks have been allocated for a request."""
+        self._scheduling.blocks_allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """The commands that ride on this step."""
+        return StepCommands(self._scheduling.take_commands())
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        """Called before the scheduler acts on what the workers report."""
+        self._scheduling.filter_output(connector_output)
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """A request is done; keep its blocks if they are to be sent."""
+        key = self._scheduling.request_finished(request, (block_ids,))
+        return (False, None) if key is None else (True, self._params_for_receiver(key))
+
+    def _params_for_receiver(self, key: Key) -> dict[str, Any]:
+        """For routers that run the legs one after the other and pass these on."""
+        transfer = self._vllm_config.kv_transfer_config
+        tp_size = self._vllm_config.parallel_config.tensor_parallel_size
+        return receive_params(key, Target(self._address, transfer.engine_id), tp_size)
+
+    def has_pending_push_work(self) -> bool:
+        """Whether a step is needed though no request wants one."""
+        return self._scheduling.has_commands
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """The workers' addresses: that of the first one is the engine's."""
+        first = metadata.get((0, 0))
+        if isinstance(first, RankAddress):
+            self._address = first.address
+
+    # worker ---------------------------------------------------------------------------------------------
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """The caches exist: start the transfer thread."""
+        self._working.start(kv_caches)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """Where this rank listens."""
+        address: Address | None = self._working.address
+        return None if address is None else RankAddress(address)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """A step begins; its commands are passed on before its forward pass is launched."""
+        super().bind_connector_metadata(connector_metadata)
+        if isinstance(connector_metadata, StepCommands):
+            self._working.submit(connector_metadata.commands)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """What has ended since the last step."""
+        return self._working.results()
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        """Nothing: loads have been running since `bind_connector_metadata`."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: a request is scheduled only when all of its layers are there."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing: whole prompts are sent when they are final."""
+
+    def wait_for_save(self) -> None:
+        """Nothing: the source blocks stay pinned until they are reported as sent."""
+
+    def _observe(self, event: Event) -> None:
+        logger.debug("kvpush: %s", event)
+
+    # which side -----------------------------------------------------------------------------------------
+    @property
+    def _scheduling(self) -> SchedulerSide:
+        assert self._scheduler is not None, "a scheduler's hook was called in a worker"
+        return self._scheduler
+
+    @property
+    def _working(self) -> WorkerSide:
+        assert self._worker is not None, "a worker's hook was called in the scheduler"
+        return self._worker
+
+
+def _check_supported(config: VllmConfig) -> None:
+    parallel = config.parallel_config
+    for field in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, field, 1) > 1:
+            raise ConfigError(field, "spreads a block's tokens over ranks, which kvpush cannot follow", "Set it to 1.")
+
+
+def _warn_of_lost_capacity(cache_config: KVCacheConfig) -> None:
+    """Say once what it costs that vLLM has switched its hybrid cache manager off for us."""
+    specs = [group.kv_cache_spec for group in cache_config.kv_cache_groups]
+    windows = {spec.sliding_window for spec in specs if getattr(spec, "sliding_window", None)}
+    if windows:
+        logger.warning(
+            "KVPushConnector keeps whole prompts for sliding window layers (window %s): requests longer than it "
+            "take up more of the KV cache than without a connector.",
+            ", ".join(str(window) for window in sorted(windows)),
+        )

@@ -1,0 +1,29 @@
+"""What vLLM carries between the two halves of the connector: the seam that a direct channel will replace.
+
+Commands ride from the scheduler's process to each rank on the metadata of a step, in the order in which they
+were given; each rank's address comes back once, at the start.
+"""
+
+from dataclasses import dataclass
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+)
+
+from kvpush.core.commands import Command
+from kvpush.core.ids import Address
+
+
+@dataclass(frozen=True)
+class StepCommands(KVConnectorMetadata):
+    """What every rank's transfer thread is asked, since the last step."""
+
+    commands: tuple[Command, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankAddress(KVConnectorHandshakeMetadata):
+    """Where a rank's transfer thread listens."""
+
+    address: Address

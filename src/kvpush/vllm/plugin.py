@@ -1,0 +1,29 @@
+"""The entry point that vLLM loads in each of its processes: makes `KVPushConnector` known by name."""
+
+import logging
+
+CONNECTOR = "KVPushConnector"
+_MODULE = "kvpush.vllm.connector"
+
+
+def register() -> None:
+    """Register the connector with vLLM, by name only: its module is imported when it is asked for.
+
+    Called by vLLM once or more in each process, whether or not the connector is used.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    if CONNECTOR in KVConnectorFactory._registry:
+        return
+    KVConnectorFactory.register_connector(CONNECTOR, _MODULE, CONNECTOR)
+    _log_like_vllm()
+
+
+def _log_like_vllm() -> None:
+    """Let kvpush's log lines go where vLLM's go, in the same form and from the same level on."""
+    ours, theirs = logging.getLogger("kvpush"), logging.getLogger("vllm")
+    if ours.handlers or not theirs.handlers:
+        return
+    ours.handlers = list(theirs.handlers)
+    ours.setLevel(theirs.level)
+    ours.propagate = theirs.propagate

@@ -1,0 +1,230 @@
+"""The connector in the scheduler's process: vLLM's calls about requests become commands; it decides no protocol.
+
+Owned by vLLM's engine thread. One record per request that takes part in a transfer, deleted with its end; what
+vLLM is told of a request that has no record is dropped (`filter_output`), because vLLM's scheduler asserts that
+it knows each id.
+
+R12 (quiet destination) rests on vLLM: blocks that a step in flight may still write to are kept out of the free
+pool while steps overlap and the engine may receive (`defer_block_free`, for `kv_consumer` and `kv_both` alike), and
+without overlap no step is in flight when blocks are allocated. So an engine that is `kv_producer` only must
+never receive, and requests that ask it to are computed there. R13 (final source): a request finishes when its
+last sampled token has come back from the device, so every step that wrote its prompt has completed.
+"""
+
+import logging
+from collections import Counter
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from vllm.v1.request import Request, RequestStatus
+
+from kvpush.core.commands import Abort, Announce, Command, Expect, Final, Receive, Withdraw
+from kvpush.core.errors import ConfigError, Reason
+from kvpush.core.ids import Key, RequestId, Target
+from kvpush.core.layout import Span
+from kvpush.core.params import ReceiveParams, SendParams, parse
+from kvpush.vllm.keys import sub_key
+
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.outputs import KVConnectorOutput
+
+logger = logging.getLogger(__name__)
+
+_GOOD_ENDS = (
+    RequestStatus.FINISHED_LENGTH_CAPPED,
+    RequestStatus.FINISHED_STOPPED,
+    RequestStatus.FINISHED_REPETITION,
+)
+
+
+class _Stage(Enum):
+    """How far a request has come."""
+
+    KNOWN = auto()  # announced or expected
+    MOVING = auto()  # blocks are handed over until the worker reports the request
+    OVER = auto()  # nothing to transfer any more, the request goes on
+
+
+class _Receiving:
+    """A request whose prompt another engine computes."""
+
+    __slots__ = ("computed", "key", "released", "stage", "target")
+
+    def __init__(self, key: Key, target: Target) -> None:
+        self.key = key
+        self.target = target
+        self.stage = _Stage.KNOWN
+        self.computed = 0  # tokens that the engine had of its own when it was last asked
+        self.released = False  # vLLM has finished the request and waits for its blocks only
+
+
+class _Sending:
+    """A request whose prompt is computed for another engine."""
+
+    __slots__ = ("api_key", "key", "stage")
+
+    def __init__(self, key: Key, api_key: Key) -> None:
+        self.key = key
+        self.api_key = api_key
+        self.stage = _Stage.KNOWN
+
+
+class SchedulerSide:
+    """vLLM's scheduler-side hooks for requests, and the commands that come of them."""
+
+    def __init__(self, transfer: "KVTransferConfig", block_sizes: tuple[int, ...]) -> None:
+        """`block_sizes`: tokens per block of each transferred cache group."""
+        self._may_send = bool(transfer.is_kv_producer)
+        self._may_receive = bool(transfer.is_kv_consumer)
+        self._role = str(transfer.kv_role)
+        self._block_sizes = block_sizes
+        self._receiving: dict[str, _Receiving] = {}
+        self._sending: dict[str, _Sending] = {}
+        self._commands: list[Command] = []
+        self.refused: Counter[Reason] = Counter()
+
+    # requests -------------------------------------------------------------------------------------------
+    def request_added(self, request: Request) -> None:
+        """A request has arrived; one with parameters we cannot use goes on as if it had none."""
+        try:
+            self._admit(request.request_id, request.kv_transfer_params)
+        except ConfigError as error:
+            self.refused[Reason.BAD_MESSAGE] += 1
+            logger.warning("request %s takes part in no transfer: %s", request.request_id, error)
+
+    def _admit(self, request_id: str, given: object) -> None:
+        params = parse(given)
+        if params is None:
+            return
+        key, name = sub_key(params.key, request_id), RequestId(request_id)
+        self._check_role(params)
+        if isinstance(params, SendParams):
+            self._sending[request_id] = _Sending(key, params.key)
+            self._commands.append(Announce(key, name))
+        else:
+            self._receiving[request_id] = _Receiving(key, params.target)
+            self._commands.append(Expect(key, name, params.target))
+
+    def _check_role(self, params: SendParams | ReceiveParams) -> None:
+        if isinstance(params, SendParams) and not self._may_send:
+            raise ConfigError(
+                "do_remote_decode", f"this engine is {self._role}", "Send it to a kv_producer or kv_both."
+            )
+        if isinstance(params, ReceiveParams) and not self._may_receive:
+            raise ConfigError(
+                "do_remote_prefill", f"this engine is {self._role}", "Send it to a kv_consumer or kv_both."
+            )
+
+    def remote_tokens(self, request: Request, computed: int) -> int:
+        """How many tokens after the first `computed` are to come from the sender. Changes nothing that counts:
+        vLLM may ask again and again before it has blocks."""
+        record = self._receiving.get(request.request_id)
+        if record is None or record.stage is not _Stage.KNOWN or _computes_itself(request):
+            return 0
+        record.computed = computed
+        missing = int(request.num_prompt_tokens) - computed
+        # vLLM computes the last token in any case, to sample from it
+        return missing if missing > 1 else 0
+
+    def blocks_allocated(self, request: Request, blocks: "KVCacheBlocks", remote_tokens: int) -> None:
+        """vLLM has allocated blocks, `remote_tokens` of them for us to fill."""
+        record = self._receiving.get(request.request_id)
+        if record is None or record.stage is not _Stage.KNOWN:
+            return
+        if not remote_tokens:
+            record.stage = _Stage.OVER
+            self._commands.append(Abort(record.key, Reason.NOT_NEEDED))
+            return
+        span = Span(record.computed, record.computed + remote_tokens)
+        ids = tuple(
+            tuple(group[span.start // size : -(-span.end // size)])
+            for group, size in zip(blocks.get_block_ids(), self._block_sizes, strict=True)
+        )
+        record.stage = _Stage.MOVING
+        self._commands.append(Receive(record.key, RequestId(request.request_id), record.target, span, ids))
+
+    def request_finished(self, request: Request, blocks: tuple[list[int], ...]) -> Key | None:
+        """vLLM is done with a request. Returns the API request's key when the blocks must be kept until they are
+        reported as sent; None lets vLLM free them (unless they are still being received)."""
+        self._end_receiving(request.request_id)
+        record = self._sending.get(request.request_id)
+        if record is None:
+            return None
+        if problem := _unsendable(request):
+            del self._sending[request.request_id]
+            self._commands.append(Withdraw(record.key, RequestId(request.request_id), *problem))
+            return None
+        tokens = int(request.num_prompt_tokens)
+        ids = tuple(tuple(group[: -(-tokens // size)]) for group, size in zip(blocks, self._block_sizes, strict=True))
+        record.stage = _Stage.MOVING
+        self._commands.append(Final(record.key, RequestId(request.request_id), tokens, ids))
+        return record.api_key
+
+    def _end_receiving(self, request_id: str) -> None:
+        record = self._receiving.get(request_id)
+        if record is None:
+            return
+        if record.stage is not _Stage.OVER:
+            self._commands.append(Abort(record.key, Reason.ABORTED))
+        if record.stage is _Stage.MOVING:
+            record.released = True
+        else:
+            del self._receiving[request_id]
+
+    # the worker -----------------------------------------------------------------------------------------
+    def take_commands(self) -> tuple[Command, ...]:
+        """The commands since the last call, in order."""
+        commands, self._commands = tuple(self._commands), []
+        return commands
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether a step is needed to carry commands to the workers."""
+        return bool(self._commands)
+
+    def filter_output(self, output: "KVConnectorOutput") -> None:
+        """Leave in the worker's report only the requests that vLLM still waits for."""
+        received = output.finished_recving or ()
+        output.finished_recving = {name for name in received if self._received(name)}
+        output.finished_sending = {name for name in output.finished_sending or () if self._sent(name)}
+
+    def _received(self, request_id: str) -> bool:
+        record = self._receiving.get(request_id)
+        if record is None or record.stage is not _Stage.MOVING:
+            return False
+        record.stage = _Stage.OVER
+        if record.released:
+            del self._receiving[request_id]
+        return True
+
+    def _sent(self, request_id: str) -> bool:
+        record = self._sending.get(request_id)
+        if record is None or record.stage is not _Stage.MOVING:
+            return False
+        del self._sending[request_id]
+        return True
+
+    @property
+    def open_requests(self) -> int:
+        """Requests with a record: 0 when nothing is going on."""
+        return len(self._receiving) + len(self._sending)
+
+
+def _computes_itself(request: Request) -> bool:
+    """Requests whose prompt this engine has to compute, whoever else has: it needs logits for all of it, it has
+    been there before, or the prompt is not complete yet."""
+    return bool(request.skip_reading_prefix_cache or request.num_preemptions or request.resumable)
+
+
+def _unsendable(request: Request) -> tuple[Reason, str] | None:
+    """Why a finished request has no prompt to send."""
+    if request.status == RequestStatus.FINISHED_ABORTED:
+        return Reason.PREFILL_ABORTED, "the prefill request was aborted"
+    if request.status not in _GOOD_ENDS:
+        return Reason.PREFILL_FAILED, f"the prefill request ended as {request.status}"
+    if request.num_computed_tokens < request.num_prompt_tokens:
+        had = f"{request.num_computed_tokens} of {request.num_prompt_tokens}"
+        return Reason.PREFILL_FAILED, f"the prefill request ended with {had} prompt tokens computed"
+    return None

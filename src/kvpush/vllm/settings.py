@@ -1,0 +1,97 @@
+"""What a user may set in `kv_connector_extra_config`, read once into a frozen value.
+
+    {"host": "10.0.0.7", "port": 5600, "secret": "...", "lease_s": 60}
+
+All of `ProtocolConfig`'s fields are accepted beside those of `Settings`. An unknown key or a bad value
+stops the engine's start with an error that names it.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from kvpush.core.config import ProtocolConfig
+from kvpush.core.errors import ConfigError
+from kvpush.core.ids import Address
+
+FIELD = "kv_connector_extra_config"
+DEFAULT_PORT = 5600
+"""That of vLLM's NIXL connectors, so that routers made for them find kvpush where they expect it."""
+
+_HOST_VARIABLE = "VLLM_NIXL_SIDE_CHANNEL_HOST"
+_PORT_VARIABLE = "VLLM_NIXL_SIDE_CHANNEL_PORT"
+_T = TypeVar("_T")
+_NO_DESTINATIONS = ("", "0.0.0.0", "::", "*")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine's settings.
+
+    `host` is both listened on and told to peers. `port` is that of the engine's first rank; rank `r` of data
+    parallel rank `d` listens on `port + d * ranks + r`; 0 picks free ones, which only the engine's own
+    answers can tell. `model` replaces the fingerprint by which engines decide whether they serve the same.
+    """
+
+    host: str
+    port: int
+    secret: str = ""
+    backends: tuple[str, ...] = ("UCX",)
+    poll_us: int = 100
+    model: str = ""
+    protocol: ProtocolConfig = ProtocolConfig()
+
+    def __post_init__(self) -> None:
+        if self.host in _NO_DESTINATIONS:
+            raise ConfigError(f"{FIELD}.host", f"'{self.host}' is no address that a peer could reach", "Name one.")
+        _require(0 <= self.port < 65536, "port", self.port, "Use 1 to 65535, or 0 to pick a free one.")
+        _require(bool(self.backends), "backends", self.backends, "Name at least one NIXL backend, such as UCX.")
+        _require(self.poll_us > 0, "poll_us", self.poll_us, "Set a positive number of microseconds.")
+
+    def address(self, group: int, rank: int, ranks: int) -> Address:
+        """Where rank `rank` of the `ranks` of data parallel rank `group` listens."""
+        port = self.port + group * ranks + rank if self.port else 0
+        if port >= 65536:
+            raise ConfigError(f"{FIELD}.port", f"{self.port} leaves no port for rank {rank}", "Use a lower one.")
+        return Address(self.host, port)
+
+
+def read_settings(extra_config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the connector's part of vLLM's configuration. Raises `ConfigError` naming what is wrong."""
+    protocol_fields = ProtocolConfig.__struct_fields__
+    given = {key: value for key, value in extra_config.items() if key not in protocol_fields}
+    _refuse_unknown(given)
+    given.setdefault("host", environ.get(_HOST_VARIABLE, "127.0.0.1"))
+    if "port" not in given:
+        given["port"] = _port(environ.get(_PORT_VARIABLE, str(DEFAULT_PORT)))
+    timing = {key: value for key, value in extra_config.items() if key in protocol_fields}
+    return _convert({**given, "protocol": _convert(timing, ProtocolConfig)}, Settings)
+
+
+def _refuse_unknown(given: Mapping[str, Any]) -> None:
+    known = sorted({*Settings.__struct_fields__, *ProtocolConfig.__struct_fields__} - {"protocol"})
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{FIELD}.{key}", "is no setting of kvpush", f"Known are: {', '.join(known)}.")
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(_PORT_VARIABLE, f"'{text}' is no port number", "Use 1 to 65535, or 0 to pick a free one.")
+    return int(text)
+
+
+def _convert(given: Mapping[str, Any], into: type[_T]) -> _T:
+    try:
+        return msgspec.convert(given, into)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at ")
+        name = re.sub(r"^`\$\.?|`$", "", path)
+        raise ConfigError(f"{FIELD}.{name}" if name else FIELD, problem, "Correct it.") from None
+
+
+def _require(holds: bool, name: str, value: object, remedy: str) -> None:
+    if not holds:
+        raise ConfigError(f"{FIELD}.{name}", f"{value} is out of range", remedy)

@@ -1,0 +1,138 @@
+"""The connector in a worker: hands commands to the rank's transfer thread and reports what has ended.
+
+Owned by vLLM's worker thread; the transfer thread is reached through its mailbox only. Nothing here waits, and
+nothing here may end the worker: what fails is logged, and the requests concerned are reported as failed.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from kvpush.core.commands import Command, Final, Receive
+from kvpush.core.events import Event, Outcome, ReceiveEnded, SourceFree
+from kvpush.core.ids import Address
+from kvpush.runtime.thread import ThreadConfig, TransferThread
+from kvpush.transport.base import Transport
+from kvpush.vllm.layouts import CacheLayout, read_layout
+from kvpush.vllm.localize import localize
+from kvpush.vllm.ranks import Rank, engine_group, engine_id
+from kvpush.vllm.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Owed:
+    """Request ids that vLLM waits for a word about, from this rank."""
+
+    received: set[str] = field(default_factory=set)
+    sent: set[str] = field(default_factory=set)
+
+    def note(self, command: Command) -> None:
+        if isinstance(command, Receive):
+            self.received.add(command.request_id)
+        elif isinstance(command, Final) and command.last:
+            self.sent.add(command.request_id)
+
+
+class WorkerSide:
+    """One rank's caches, its transfer thread and what is owed to vLLM."""
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        cache_config: KVCacheConfig,
+        settings: Settings,
+        on_event: Callable[[Event], None],
+    ) -> None:
+        """`on_event` sees every event once, for metrics and logs."""
+        self._config = config
+        self._cache_config = cache_config
+        self._settings = settings
+        self._on_event = on_event
+        self._rank: Rank | None = None
+        self._cache: CacheLayout | None = None
+        self._thread: TransferThread | None = None
+        self._owed = _Owed()
+        self.address: Address | None = None
+
+    def start(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Read the caches' layout and start the transfer thread.
+
+        Raises `ConfigError`, `ControlError` or `TransportError`: an engine that cannot transfer must not start.
+        """
+        rank = Rank.of_this_process()
+        cache = read_layout(kv_caches, self._cache_config, self._config, rank, self._settings.model)
+        listen = self._settings.address(engine_group(self._config), rank.index, rank.ranks)
+        thread_config = ThreadConfig(
+            engine_id=engine_id(self._config),
+            listen=listen,
+            protocol=self._settings.protocol,
+            secret=self._settings.secret,
+            poll_us=self._settings.poll_us,
+        )
+        thread = TransferThread(thread_config, cache.layout, self._make_transport)
+        self.address = thread.start()
+        self._rank, self._cache, self._thread = rank, cache, thread
+        logger.info("kvpush: rank %d of %s listens on %s", rank.index, thread_config.engine_id, self.address)
+
+    def _make_transport(self) -> Transport:
+        from kvpush.transport.nixl import NixlTransport
+
+        raise NotImplementedError(NixlTransport)
+
+    def submit(self, commands: Iterable[Command]) -> None:
+        """Pass a step's commands on, before the step runs."""
+        if self._thread is None or self._rank is None or self._cache is None:
+            return
+        local = []
+        for command in commands:
+            self._owed.note(command)
+            local.append(localize(command, self._rank, self._cache))
+        if local and self._thread.alive:
+            self._thread.submit(local)
+
+    def results(self) -> KVConnectorTransferResults:
+        """What has ended since the last call, each request once."""
+        results = KVConnectorTransferResults()
+        if self._thread is None:
+            return results
+        for event in self._thread.drain():
+            self._settle(event, results)
+        if not self._thread.alive:
+            self._give_up(results)
+        return results
+
+    def _settle(self, event: Event, results: KVConnectorTransferResults) -> None:
+        self._on_event(event)
+        if isinstance(event, ReceiveEnded) and event.request_id in self._owed.received:
+            self._owed.received.remove(event.request_id)
+            results.finished_recving.add(event.request_id)
+            if event.outcome is not Outcome.DELIVERED:
+                results.failed_recving.add(event.request_id)
+        elif isinstance(event, SourceFree) and event.request_id in self._owed.sent:
+            self._owed.sent.remove(event.request_id)
+            results.finished_sending.add(event.request_id)
+
+    def _give_up(self, results: KVConnectorTransferResults) -> None:
+        """The thread has died, and its transport with it: nothing is written or read any more."""
+        if not (self._owed.received or self._owed.sent):
+            return
+        logger.error("kvpush: the transfer thread is dead; %d receives fail", len(self._owed.received))
+        results.finished_recving |= self._owed.received
+        results.failed_recving |= self._owed.received
+        results.finished_sending |= self._owed.sent
+        self._owed = _Owed()
+
+    def stop(self) -> None:
+        """End every transfer and the thread; idempotent, bounded by `stop_s`."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        for event in thread.stop():
+            self._on_event(event)
