@@ -2,4 +2,4 @@
 /^Collecting /                     { printf "  [%3d/%d] %s\n", ++n, total, $2; fflush(); next }
 /^Requirement already satisfied: / { ++n; next }
 /^Installing collected packages/   { print "  unpacking"; fflush(); next }
-/ERROR|WARNING|rror:/              { print; fflush() }
+/ERROR|rror:/                      { print; fflush() }
