@@ -118,9 +118,11 @@ class Receiver:
             self._step(transfer, RecvInput.RELEASE, now)
 
     def written(self, key: Key, session: Session, now: float) -> None:
-        """The sender says that all has been written: the notices must come soon."""
-        transfer = self._of(key, session)
-        if transfer is not None and transfer.registered and transfer.told_at is None:
+        """The sender says that all has been written: the notices must come soon, if they have not already."""
+        transfer = self._transfers.get(key)
+        if transfer is None or transfer.target != session.target:
+            return
+        if transfer.registered and transfer.told_at is None:
             self._noticing += not transfer.noticing
             transfer.told_at = now
             self._arm(transfer)
