@@ -105,7 +105,8 @@ class Driver:
             self._publish,
             self._sleep,
         )
-        if not all([self._guard(step) for step in steps]):
+        broken = [step for step in steps if not self._guard(step)]
+        if broken:
             time.sleep(_BROKEN_TURN_S)
 
     # inputs -------------------------------------------------------------------------------------------
@@ -168,19 +169,25 @@ class Driver:
                 self._channel.close_link(link)
 
     def _post(self, post: Post) -> None:
-        try:
-            self._transport.post_write(post.op, post.peer, post.plan, post.notice)
-        except TransportError as error:
-            self._endpoint.op_finished(post.op, str(error) or type(error).__name__, self._clock())
+        error = self._attempt(self._transport.post_write, post.op, post.peer, post.plan, post.notice)
         self._pace.happened(self._clock())
+        if error:
+            self._endpoint.op_finished(post.op, error, self._clock())
 
     def _add_peer(self, effect: AddPeer) -> None:
-        problem = ""
+        error = self._attempt(self._transport.add_peer, effect.peer, effect.metadata)
+        self._endpoint.peer_added(effect.peer, error, self._clock())
+
+    def _attempt(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> str:
+        """Call the transport; "" or why it could not. The endpoint must hear of it even when that is a bug."""
         try:
-            self._transport.add_peer(effect.peer, effect.metadata)
+            call(*args, **kwargs)
+            return ""
         except TransportError as error:
-            problem = str(error) or type(error).__name__
-        self._endpoint.peer_added(effect.peer, problem, self._clock())
+            return str(error) or "the transport refused without a reason"
+        except Exception as error:
+            self._report(call.__name__, error)
+            return f"internal error: {error!r}"
 
     def _publish(self) -> None:
         own, self._own_events = self._own_events, []
@@ -223,7 +230,10 @@ class Driver:
             step(*args, **kwargs)
             return True
         except Exception as error:
-            self._own_events.append(Counted("step_failed", Reason.INTERNAL))
-            if self._tracebacks.allows(type(error).__name__, self._clock()):
-                logger.exception("A bug in kvpush: %s failed with %r", step.__name__, args)
+            self._report(step.__name__, error)
             return False
+
+    def _report(self, step: str, error: Exception) -> None:
+        self._own_events.append(Counted("step_failed", Reason.INTERNAL))
+        if self._tracebacks.allows(type(error).__name__, self._clock()):
+            logger.error("A bug in kvpush: %s failed", step, exc_info=error)
