@@ -99,7 +99,7 @@ def check_nixl() -> Finding:
     last = (probe.stdout.strip() or probe.stderr.strip() or f"status {probe.returncode}").splitlines()[-1]
     if probe.returncode != 0:
         return Finding("nixl", Verdict.BROKEN, f"{version}: {last}", "Check UCX_TLS, and reinstall nixl.")
-    return Finding("nixl", Verdict.OK, f"{version}, plugins {last}")
+    return Finding("nixl", Verdict.OK, f"{version}, {last}")
 
 
 def check_memory() -> Finding:

@@ -12,6 +12,7 @@ import kvpush
 from kvpush.cli.doctor import doctor_command
 from kvpush.cli.models_command import models_command
 from kvpush.cli.output import errors
+from kvpush.cli.router import router_command
 from kvpush.cli.up import up_command
 from kvpush.core.errors import ConfigError, KVPushError
 
@@ -24,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("up")(up_command)
+app.command("router")(router_command)
 app.command("models")(models_command)
 app.command("doctor")(doctor_command)
 

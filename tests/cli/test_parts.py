@@ -1,0 +1,120 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvpush.cli.device import DevicePlan, plan_device
+from kvpush.cli.parts import ClusterSpec, engine_command, plan_engines, router_command, share_cores
+from kvpush.core.errors import ConfigError
+from kvpush.router.config import Connector, EngineRole, parse_engine
+
+
+def spec(**changes: Any) -> ClusterSpec:
+    return ClusterSpec(**{"model": Path("/models/tiny-v1"), "log_dir": Path("/logs"), **changes})
+
+
+def value_after(argv: tuple[str, ...], option: str) -> str:
+    return argv[argv.index(option) + 1]
+
+
+def test_engines_have_distinct_names_and_ports() -> None:
+    engines = plan_engines(spec(prefill=2, decode=3))
+    assert [engine.name for engine in engines] == ["prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"]
+    ports = [port for engine in engines for port in (engine.port, engine.kv_port)]
+    assert len(set(ports)) == len(ports)
+
+
+@pytest.mark.parametrize(
+    ("connector", "role", "vllm_name", "kv_role"),
+    [
+        (Connector.KVPUSH, EngineRole.PREFILL, "KVPushConnector", "kv_producer"),
+        (Connector.KVPUSH, EngineRole.DECODE, "KVPushConnector", "kv_consumer"),
+        (Connector.VLLM_PUSH, EngineRole.PREFILL, "NixlPushConnector", "kv_producer"),
+        (Connector.VLLM_PULL, EngineRole.DECODE, "NixlConnector", "kv_both"),
+    ],
+)
+def test_engine_gets_the_connector_of_its_role(
+    connector: Connector, role: EngineRole, vllm_name: str, kv_role: str
+) -> None:
+    cluster = spec(connector=connector, connector_config={"lease_s": 5})
+    engine = next(engine for engine in plan_engines(cluster) if engine.role is role)
+    command = engine_command(cluster, engine, "0")
+    config = json.loads(value_after(command.argv, "--kv-transfer-config"))
+    assert (config["kv_connector"], config["kv_role"], config["engine_id"]) == (vllm_name, kv_role, engine.name)
+    assert config["kv_connector_extra_config"] == {"lease_s": 5}
+    assert command.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(engine.kv_port)
+
+
+def test_plain_engine_gets_no_connector() -> None:
+    cluster = spec(connector=Connector.NONE, prefill=0)
+    (engine,) = plan_engines(cluster)
+    assert "--kv-transfer-config" not in engine_command(cluster, engine, "0").argv
+
+
+def test_later_arguments_of_the_user_come_after_our_own() -> None:
+    """vLLM takes the last of two values, so a user can overrule the launcher."""
+    cluster = spec(vllm_args=("--dtype", "bfloat16"), decode_args=("--block-size", "32"), block_size=16)
+    prefill, decode = plan_engines(cluster)
+    assert engine_command(cluster, prefill, "0").argv[-2:] == ("--dtype", "bfloat16")
+    assert engine_command(cluster, decode, "0").argv[-2:] == ("--block-size", "32")
+
+
+def test_router_is_told_each_engine_in_words_it_can_parse() -> None:
+    cluster = spec(prefill=1, decode=1)
+    engines = plan_engines(cluster)
+    argv = router_command(cluster, engines, 8000).argv
+    told = parse_engine(value_after(argv, "--prefill"))
+    assert told.url == engines[0].url
+    assert told.control is not None
+    assert (told.control.port, told.engine_id) == (engines[0].kv_port, "prefill-0")
+
+
+def test_environment_of_the_user_wins_over_defaults_but_not_over_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "9")
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "1")
+    cluster = spec()
+    engine = plan_engines(cluster)[0]
+    env = engine_command(cluster, engine, "0").env
+    assert "VLLM_CPU_KVCACHE_SPACE" not in env
+    assert env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(engine.kv_port)
+
+
+def test_simulated_device_brings_its_own_model() -> None:
+    cluster = spec(device=DevicePlan(("--worker-cls", "x.Y"), {"A": "1"}, Path("/sim/model")))
+    command = engine_command(cluster, plan_engines(cluster)[0], "0")
+    assert value_after(command.argv, "--model") == "/sim/model"
+    assert command.env["A"] == "1"
+
+
+@pytest.mark.parametrize("name", ["gpu", "sim:", "sim", "cpu:1", ""])
+def test_unknown_device_is_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(ConfigError, match="cpu, vllm or sim:PROFILE"):
+        plan_device(name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"prefill": 0}, "prefill"),
+        ({"decode": 0}, "decode"),
+        ({"connector": Connector.NONE, "prefill": 1}, "prefill"),
+    ],
+)
+def test_cluster_that_cannot_work_is_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        spec(**changes)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("cores", "engines", "shares"),
+    [
+        ([0, 1], 2, ["0", "1"]),
+        ([0, 1], 3, ["0", "1", "0"]),
+        ([2, 3, 5, 7, 8], 2, ["2,3", "5,7"]),
+        ([4], 2, ["4", "4"]),
+    ],
+)
+def test_cores_are_shared_out(cores: list[int], engines: int, shares: list[str]) -> None:
+    assert share_cores(cores, engines) == shares
