@@ -1,0 +1,248 @@
+"""The data plane on NIXL: one agent, owned by one thread.
+
+MEASUREMENTS-PLACEHOLDER
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpush.core.errors import TransportError
+from kvpush.core.ids import OpId, PeerName
+from kvpush.core.layout import MEMORY_KINDS, Region
+from kvpush.core.planner import Plan
+from kvpush.transport.areas import Areas
+from kvpush.transport.base import NoticeArrived, OpDone, TransportEvent
+from kvpush.transport.owner import Owner
+
+DEFAULT_BACKENDS: Mapping[str, Mapping[str, str]] = {"UCX": {}}
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    """NIXL's own metadata says nothing of devices, which its descriptors need."""
+
+    agent: str
+    memory: str
+    regions: tuple[Region, ...]
+    nixl: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class _Peer:
+    agent: str
+    memory: str
+    areas: Areas
+
+
+@dataclass(eq=False)
+class _Write:
+    """A posted write. With `error` set it only waits for NIXL to let go of its handle."""
+
+    op: OpId
+    peer: PeerName
+    handle: Any
+    error: str = ""
+
+
+@dataclass(eq=False)
+class _State:
+    """All that `close` drops."""
+
+    agent: Any
+    peers: dict[PeerName, _Peer] = field(default_factory=dict)
+    writes: dict[OpId, _Write] = field(default_factory=dict)
+    done: list[TransportEvent] = field(default_factory=list)
+    registered: Any = None
+
+
+class NixlTransport:
+    """A `Transport` on stock NIXL."""
+
+    def __init__(self, name: str, backends: Mapping[str, Mapping[str, str]] = DEFAULT_BACKENDS) -> None:
+        """`name` must differ from every peer's. `backends` maps the NIXL backends to make to their
+        parameters, in NIXL's own words. UCX reads its settings (`UCX_TLS` and others) from the environment.
+
+        Raises `TransportError` when NIXL is not installed or lacks a backend.
+        """
+        self._owner = Owner()
+        self._name = name
+        self._open: _State | None = _State(_make_agent(name, backends))
+        self._metadata = b""
+        self._memory = ""
+        self._areas = Areas(())
+
+    @property
+    def metadata(self) -> bytes:
+        """Agent name, regions and NIXL's own metadata, as MessagePack."""
+        self._state("metadata")
+        return self._metadata
+
+    def register(self, regions: tuple[Region, ...], memory: str) -> None:
+        """Pin `regions` with every backend that can reach them."""
+        state = self._state("register")
+        if memory not in MEMORY_KINDS:
+            raise TransportError(f"memory '{memory}' is none of {', '.join(MEMORY_KINDS)}")
+        rows = np.array([(region.base, region.nbytes, region.device) for region in regions], np.uint64)
+        with _mapped(f"registering {len(regions)} regions of {memory} memory"):
+            state.registered = state.agent.register_memory(rows, memory.upper())
+            blob = state.agent.get_agent_metadata()
+        self._memory, self._areas = memory, Areas(regions)
+        self._metadata = msgspec.msgpack.encode(_Metadata(self._name, memory, regions, blob))
+
+    def add_peer(self, peer: PeerName, metadata: bytes) -> None:
+        """Load a peer's metadata and begin to connect to it."""
+        state = self._state("add_peer")
+        try:
+            theirs = msgspec.msgpack.decode(metadata, type=_Metadata)
+        except msgspec.MsgspecError as error:
+            raise TransportError(f"{peer}: its transport metadata cannot be read: {error}") from None
+        self.remove_peer(peer)
+        for other, known in state.peers.items():
+            if known.agent == theirs.agent:
+                raise TransportError(f"{peer}: its agent {theirs.agent} is loaded as {other} already")
+        with _mapped(f"loading peer {peer}"):
+            agent = state.agent.add_remote_agent(theirs.nixl).decode()
+            state.peers[peer] = _Peer(agent, theirs.memory, Areas(theirs.regions))
+            state.agent.make_connection(agent)
+
+    def remove_peer(self, peer: PeerName) -> None:
+        """Give up writes to a peer, and disconnect from it."""
+        state = self._state("remove_peer")
+        known = state.peers.pop(peer, None)
+        if known is None:
+            return
+        for write in [each for each in state.writes.values() if each.peer == peer]:
+            write.error = write.error or f"peer {peer} was removed"
+            self._let_go(state, write)
+        with _mapped(f"removing peer {peer}"):
+            state.agent.remove_remote_agent(known.agent)
+
+    def post_write(self, op: OpId, peer: PeerName, plan: Plan, notice: bytes) -> None:
+        """Start a write. Over shared memory all bytes are copied in here (with the GIL released)."""
+        state = self._state("post_write")
+        target = state.peers.get(peer)
+        if target is None:
+            raise TransportError(f"there is no peer {peer}")
+        if not plan.descriptors:
+            self._notify(state, op, target, notice)
+            return
+        target.areas.check(plan.remote, plan.nbytes, f"{peer}'s registered")
+        with _mapped(f"preparing a write of {plan.descriptors} descriptors to {peer}"):
+            handle = state.agent.initialize_xfer(
+                "WRITE",
+                self._descriptors(state, plan.local, plan.nbytes, self._areas, self._memory),
+                self._descriptors(state, plan.remote, plan.nbytes, target.areas, target.memory),
+                target.agent,
+                notice,
+            )
+        write = state.writes[op] = _Write(op, peer, handle)
+        try:
+            state.agent.transfer(handle, notice)
+        except Exception as error:  # some of it may have been written: that is a failed write, not a refused one
+            write.error = _text(error)
+
+    def poll(self) -> list[TransportEvent]:
+        """Let NIXL work, then collect."""
+        state = self._state("poll")
+        for write in list(state.writes.values()):
+            self._advance(state, write)
+        with _mapped("asking for notices"):
+            arrived = state.agent.get_new_notifs()
+        events = [*state.done, *(NoticeArrived(each) for notices in arrived.values() for each in notices)]
+        state.done.clear()
+        return events
+
+    def close(self) -> None:
+        """Let go of handles, peers and memory. Errors are ignored: there is nobody left to act on them."""
+        self._owner.check("close")
+        state, self._open = self._open, None
+        if state is None:
+            return
+        for write in state.writes.values():
+            with suppress(Exception):
+                write.handle.release()
+        for peer in state.peers.values():
+            with suppress(Exception):
+                state.agent.remove_remote_agent(peer.agent)
+        if state.registered is not None:
+            with suppress(Exception):
+                state.agent.deregister_memory(state.registered)
+
+    def _state(self, what: str) -> _State:
+        self._owner.check(what)
+        if self._open is None:
+            raise TransportError(f"{what}: the transport is closed")
+        return self._open
+
+    def _descriptors(
+        self, state: _State, addresses: NDArray[np.int64], nbytes: NDArray[np.int64], areas: Areas, memory: str
+    ) -> Any:
+        rows = np.empty((len(addresses), 3), np.uint64)
+        rows[:, 0], rows[:, 1], rows[:, 2] = addresses, nbytes, areas.devices(addresses)
+        return state.agent.get_xfer_descs(rows, memory.upper())
+
+    def _notify(self, state: _State, op: OpId, target: _Peer, notice: bytes) -> None:
+        if notice:
+            with _mapped("sending a notice"):
+                state.agent.send_notif(target.agent, notice)
+        state.done.append(OpDone(op))
+
+    def _advance(self, state: _State, write: _Write) -> None:
+        if not write.error:
+            try:
+                progress = state.agent.check_xfer_state(write.handle)
+                if progress == "PROC":
+                    return
+                write.error = "" if progress == "DONE" else f"NIXL reports {progress}"
+            except Exception as error:
+                write.error = _text(error)
+        self._let_go(state, write)
+
+    def _let_go(self, state: _State, write: _Write) -> None:
+        """Release a handle; if NIXL still needs it, the next `poll` tries again."""
+        try:
+            write.handle.release()
+        except Exception as error:
+            write.error = write.error or _text(error)
+            return
+        del state.writes[write.op]
+        state.done.append(OpDone(write.op, write.error))
+
+
+def _make_agent(name: str, backends: Mapping[str, Mapping[str, str]]) -> Any:
+    try:
+        api = importlib.import_module("nixl._api")
+    except ImportError as error:
+        raise TransportError(
+            f"NIXL cannot be imported ({error}). Install it: pip install 'kvpush[vllm]', or pip install nixl."
+        ) from error
+    with _mapped("making a NIXL agent"):
+        agent = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
+        missing = sorted(set(backends) - set(agent.get_plugin_list()))
+        if missing:
+            known = ", ".join(sorted(agent.get_plugin_list()))
+            raise TransportError(f"NIXL has no backend {', '.join(missing)} here; it has {known}")
+        for backend, parameters in backends.items():
+            agent.create_backend(backend, dict(parameters))
+    return agent
+
+
+@contextmanager
+def _mapped(what: str) -> Iterator[None]:
+    """Turn whatever NIXL and its bindings raise into `TransportError`."""
+    try:
+        yield
+    except TransportError:
+        raise
+    except Exception as error:
+        raise TransportError(f"{what}: {_text(error)}") from error
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__
