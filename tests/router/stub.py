@@ -142,7 +142,9 @@ async def running_stub(script: Callable[[Seen], Reply], port: int = 0, **gauges:
 
 async def _serve(stub: Stub, request: web.Request) -> web.StreamResponse:
     body = await request.read()
-    seen = Seen(request.path, json.loads(body) if body else {}, {name.lower(): value for name, value in request.headers.items()})
+    seen = Seen(
+        request.path, json.loads(body) if body else {}, {name.lower(): value for name, value in request.headers.items()}
+    )
     stub.seen.append(seen)
     try:
         return await _answer(request, stub.script(seen))
