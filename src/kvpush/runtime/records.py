@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvpush.core.events import Counted, Ended, Event, Outcome, PeerChanged, TransferRecord
+from kvpush.runtime.record_file import open_record_file
+from kvpush.runtime.recordfile import RecordFile
 
 logger = logging.getLogger("kvpush.transfer")
 
@@ -52,6 +54,7 @@ class TransferLog:
 
     def __init__(self) -> None:
         self._limit = RateLimit()
+        self._file = RecordFile()
 
     def record(self, event: Event, now: float) -> None:
         """Write the line of `event`, if it deserves one, at `now` (seconds)."""
@@ -66,6 +69,9 @@ class TransferLog:
                 logger.debug("counted %s reason=%s", name, reason)
 
     def _ended(self, record: TransferRecord, now: float) -> None:
+        if self._file is not None:
+            self._file.write(record)
+        self._file.write(record)
         if record.outcome is not Outcome.DELIVERED:
             self._warn(f"{record.role} {record.reason}", now, lambda: transfer_line(record))
         elif logger.isEnabledFor(logging.DEBUG):
