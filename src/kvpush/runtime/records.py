@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvpush.core.events import Counted, Ended, Event, Outcome, PeerChanged, TransferRecord
-from kvpush.runtime.record_file import open_record_file
 from kvpush.runtime.recordfile import RecordFile
 
 logger = logging.getLogger("kvpush.transfer")
@@ -69,8 +68,6 @@ class TransferLog:
                 logger.debug("counted %s reason=%s", name, reason)
 
     def _ended(self, record: TransferRecord, now: float) -> None:
-        if self._file is not None:
-            self._file.write(record)
         self._file.write(record)
         if record.outcome is not Outcome.DELIVERED:
             self._warn(f"{record.role} {record.reason}", now, lambda: transfer_line(record))

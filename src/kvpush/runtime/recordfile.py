@@ -1,0 +1,36 @@
+"""A file of transfer records for the benchmark: one JSON line per ended transfer, when `KVPUSH_RECORDS` names a folder."""
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from kvpush.core.events import TransferRecord
+
+VARIABLE = "KVPUSH_RECORDS"
+
+
+class RecordFile:
+    """Used by the thread that makes it. Without the variable it does nothing."""
+
+    def __init__(self) -> None:
+        folder = os.environ.get(VARIABLE)
+        path = Path(folder) / f"records-{os.getpid()}.jsonl" if folder else None
+        self._file: BinaryIO | None = path.open("ab", buffering=0) if path else None
+
+    def write(self, record: TransferRecord) -> None:
+        """Append one line."""
+        if self._file is not None:
+            self._file.write(msgspec.json.encode(record) + b"\n")
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._file is not None:
+            self._file.close()
+
+
+def read_records(path: Path) -> list[TransferRecord]:
+    """The records of one file; a line cut off by a kill is left out."""
+    decoder = msgspec.json.Decoder(TransferRecord)
+    return [decoder.decode(line) for line in path.read_bytes().split(b"\n")[:-1]]
