@@ -21,8 +21,9 @@ from kvpush.runtime.sockets import (
 logger = logging.getLogger("kvpush.control")
 
 _FAILED_HANDSHAKES = 3
-"""One failed handshake may be a peer that is just ending or starting; three in a row, some 0.5 s, are a peer that
-will not let us in, and waiting for a time-out would only be slower."""
+"""One connection that ends during its handshake may be a peer that is just ending or starting; three in a row, some
+0.5 s, are a peer that will not let us in (it does not say so to one who has another secret), and waiting for a time-out
+would only be slower. A handshake that is refused outright is not tried again, by ZeroMQ neither."""
 
 
 class Dialled:
@@ -84,12 +85,13 @@ class Dialled:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._stood = True
             elif event & HANDSHAKE_FAILED:
-                self._handshake_failed()
+                self._handshake_failed(event)
             else:
                 self._lost |= self._stood
 
-    def _handshake_failed(self) -> None:
+    def _handshake_failed(self, event: int) -> None:
         self._failed_handshakes += 1
-        if self._failed_handshakes == _FAILED_HANDSHAKES:
+        refused = event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        if not self._lost and (refused or self._failed_handshakes >= _FAILED_HANDSHAKES):
             self._lost = True
             logger.warning("%s does not let us in: do both sides have the same secret?", self._address)
