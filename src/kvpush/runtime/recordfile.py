@@ -1,4 +1,4 @@
-"""A file of transfer records for the benchmark: one JSON line per ended transfer, when `KVPUSH_RECORDS` names a folder."""
+"""Transfer records for the benchmark: one JSON line per ended transfer, when `KVPUSH_RECORDS` names a folder."""
 
 import os
 from pathlib import Path
@@ -23,11 +23,6 @@ class RecordFile:
         """Append one line."""
         if self._file is not None:
             self._file.write(msgspec.json.encode(record) + b"\n")
-
-    def close(self) -> None:
-        """Idempotent."""
-        if self._file is not None:
-            self._file.close()
 
 
 def read_records(path: Path) -> list[TransferRecord]:

@@ -18,7 +18,7 @@ from kvpush.sim.batch import Batch, cost_tokens
 from kvpush.sim.device import Step, Stream
 from kvpush.sim.memory import KVMemory, Tensor
 from kvpush.sim.model import SimModel
-from kvpush.sim.settings import SimSettings
+from kvpush.sim.settings import ALONE, SimSettings
 from kvpush.sim.steplog import StepLog
 
 
@@ -88,7 +88,8 @@ class SimModelRunner(CPUModelRunner):
         caches: dict[str, torch.Tensor] = super().initialize_kv_cache_tensors(*args, **kwargs)
         self._layers = list(caches.items())
         model = SimModel(_memory(list(caches.values())), self._profile.vocabulary, self._settings.verify)
-        self._log = StepLog(self._settings.log_file("steps"))
+        transfer = self.vllm_config.kv_transfer_config
+        self._log = StepLog(self._settings.steps_file(transfer.engine_id if transfer else ALONE))
         self._stream = Stream(model, self._log.step_finished)
         device.set_current_stream(self._stream)
         return caches

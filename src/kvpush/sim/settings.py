@@ -12,8 +12,12 @@ _VERIFY = "KVPUSH_SIM_VERIFY"
 _LOG = "KVPUSH_SIM_LOG"
 
 
+ALONE = "alone"
+"""The name of an engine without a connector."""
+
+
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`verify`: check all loaded KV. `log`: folder for step logs and hook times, one file per process."""
+    """`verify`: check all loaded KV. `log`: folder for step logs, "" for none."""
 
     profile: str
     verify: bool = False
@@ -27,9 +31,14 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Raises `ConfigError` when there is no such profile."""
         return load(self.profile)
 
-    def log_file(self, kind: str) -> Path | None:
-        """This process's file for `kind`; None when nothing is to be logged."""
-        return Path(self.log) / f"{kind}-{os.getpid()}.jsonl" if self.log else None
+    def steps_file(self, engine: str) -> Path | None:
+        """Where the engine's steps are logged; None when they are not."""
+        return steps_file(Path(self.log), engine) if self.log else None
+
+
+def steps_file(folder: Path, engine: str) -> Path:
+    """The step log of one engine."""
+    return folder / f"steps-{engine}.jsonl"
 
 
 def from_env() -> SimSettings:

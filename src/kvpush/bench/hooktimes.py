@@ -1,0 +1,158 @@
+"""Time that an engine's threads spend in connector hooks, for any connector: wraps the hooks from outside.
+
+Loaded into each engine process by vLLM (`vllm.general_plugins`); does nothing unless `KVPUSH_HOOK_TIMES` names a
+folder. Counters live in a memory-mapped file, so that they can be read at any moment and outlive a killed process.
+The scheduler's side also notes when each request reached the engine.
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+VARIABLE = "KVPUSH_HOOK_TIMES"
+
+SCHEDULER_HOOKS = (
+    "on_new_request",
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "update_connector_output",
+    "request_finished",
+    "request_finished_all_groups",
+    "take_events",
+    "has_pending_push_work",
+    "has_pending_block_frees",
+)
+WORKER_HOOKS = (
+    "handle_preemptions",
+    "bind_connector_metadata",
+    "start_load_kv",
+    "wait_for_layer_load",
+    "save_kv_layer",
+    "wait_for_save",
+    "get_transfer_results",
+    "get_block_ids_with_load_errors",
+    "get_kv_connector_stats",
+    "get_kv_connector_kv_cache_events",
+    "build_connector_worker_meta",
+    "clear_connector_metadata",
+)
+HOOKS = SCHEDULER_HOOKS + WORKER_HOOKS
+_FIELDS = 3  # calls, total ns, longest ns
+_BYTES = len(HOOKS) * _FIELDS * 8
+
+
+class HookTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one hook in one process. `longest_us` is since its start."""
+
+    calls: int
+    total_us: float
+    longest_us: float
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """A request reached the engine's core at `at` (monotonic seconds)."""
+
+    request_id: str
+    at: float
+
+
+class HookClock:
+    """The counters of one process."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(_BYTES))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _BYTES)
+        self._slots = memoryview(self._map).cast("q")
+
+    def wrap(self, hook: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, timed as `hook`."""
+        slots, first, clock = self._slots, HOOKS.index(hook) * _FIELDS, time.perf_counter_ns
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = clock()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                took = clock() - start
+                slots[first] += 1
+                slots[first + 1] += took
+                if took > slots[first + 2]:
+                    slots[first + 2] = took
+
+        return timed
+
+
+def read_clock(path: Path) -> dict[str, HookTime]:
+    """The counters in a file of `HookClock`, for hooks that were called."""
+    slots = memoryview(path.read_bytes()).cast("q")
+    rows = {hook: slots[i * _FIELDS : (i + 1) * _FIELDS] for i, hook in enumerate(HOOKS)}
+    return {
+        hook: HookTime(calls=row[0], total_us=row[1] / 1e3, longest_us=row[2] / 1e3)
+        for hook, row in rows.items()
+        if row[0]
+    }
+
+
+def read_arrivals(path: Path) -> list[Arrival]:
+    """The requests that reached an engine; a line cut off by a kill is left out."""
+    decoder = msgspec.json.Decoder(Arrival)
+    return [decoder.decode(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def clock_file(folder: Path, engine: str, side: str) -> Path:
+    """`side` is "scheduler" or "worker"."""
+    return folder / f"hooks-{engine}-{side}.bin"
+
+
+def arrivals_file(folder: Path, engine: str) -> Path:
+    """Of one engine."""
+    return folder / f"arrivals-{engine}.jsonl"
+
+
+def register() -> None:
+    """Time the hooks of connectors that this process makes, when asked to by the environment."""
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+
+    made = KVConnectorFactory.create_connector
+
+    def create(config: Any, role: Any, kv_cache_config: Any) -> Any:
+        connector = made(config, role, kv_cache_config)
+        engine = config.kv_transfer_config.engine_id
+        is_scheduler = role is KVConnectorRole.SCHEDULER
+        _time_hooks(
+            connector, clock_file(Path(folder), engine, "scheduler" if is_scheduler else "worker"), is_scheduler
+        )
+        if is_scheduler:
+            _note_arrivals(connector, arrivals_file(Path(folder), engine))
+        return connector
+
+    KVConnectorFactory.create_connector = create
+
+
+def _time_hooks(connector: Any, path: Path, is_scheduler: bool) -> None:
+    clock = HookClock(path)
+    for hook in SCHEDULER_HOOKS if is_scheduler else WORKER_HOOKS:
+        if (call := getattr(connector, hook, None)) is not None:
+            setattr(connector, hook, clock.wrap(hook, call))
+
+
+def _note_arrivals(connector: Any, path: Path) -> None:
+    file: BinaryIO = path.open("ab", buffering=0)
+    inner = connector.on_new_request
+
+    def on_new_request(request: Any) -> None:
+        file.write(msgspec.json.encode(Arrival(request.request_id, time.monotonic())) + b"\n")
+        inner(request)
+
+    connector.on_new_request = on_new_request
