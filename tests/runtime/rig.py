@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from kvpush.core.ids import Address, LinkId
-from kvpush.runtime.control import ControlChannel, FrameArrived, LinkLost
+from kvpush.runtime.control import ControlChannel, FrameArrived, LinkLost, LinkRefused
 
 LOCAL = Address("127.0.0.1", 0)
 SECRET = "correct horse battery staple"
@@ -59,15 +59,19 @@ class Party:
         self.channel = channel
         self.frames: list[FrameArrived] = []
         self.lost: list[LinkId] = []
+        self.refused: list[LinkId] = []
         self.counted: list[str] = []
 
     def pump(self) -> None:
         """Take one turn."""
         for arrived in self.channel.receive(64):
-            if isinstance(arrived, LinkLost):
-                self.lost.append(arrived.link)
-            else:
-                self.frames.append(arrived)
+            match arrived:
+                case FrameArrived():
+                    self.frames.append(arrived)
+                case LinkLost(link):
+                    self.lost.append(link)
+                case LinkRefused(link):
+                    self.refused.append(link)
         self.counted += [f"{counted.name} {counted.reason}" for counted in self.channel.take_counted()]
 
     @property

@@ -41,9 +41,9 @@ def test_client_with_the_secret_is_heard_and_answered(server: Party) -> None:
 
 
 @pytest.mark.parametrize("secret", [SECRET + "r", ""])
-def test_client_without_the_secret_is_refused_and_loses_its_link_soon(server: Party, secret: str) -> None:
+def test_client_without_the_secret_is_refused_and_learns_it_soon(server: Party, secret: str) -> None:
     client = dial(server.channel.address, secret)
-    pump_until(lambda: client.lost == [LINK], server, client)
+    pump_until(lambda: client.refused == [LINK], server, client)
     assert not server.received
     assert set(server.counted) == {REFUSED}
     client.channel.close()
@@ -52,7 +52,7 @@ def test_client_without_the_secret_is_refused_and_loses_its_link_soon(server: Pa
 def test_client_with_the_secret_is_refused_by_an_open_server() -> None:
     server = Party(ControlChannel(LOCAL))
     client = dial(server.channel.address, SECRET)
-    pump_until(lambda: client.lost == [LINK], server, client)
+    pump_until(lambda: client.refused == [LINK], server, client)
     assert not server.received
     client.channel.close()
     server.channel.close()

@@ -104,11 +104,13 @@ def test_channel_refuses_what_is_no_address(listen: Address) -> None:
         ControlChannel(listen)
 
 
-def test_link_to_what_is_no_address_is_lost_at_once(client: Party) -> None:
-    client.channel.open_link(LINK, Address("no host", 99999))
+@pytest.mark.parametrize("address", [Address("no host", 80), Address("127.0.0.1", 0), Address("127.0.0.1", 70000)])
+def test_link_to_what_is_no_address_is_refused_at_once(client: Party, address: Address) -> None:
+    client.channel.open_link(LINK, address)
     client.channel.send(LINK, b"hello")
     client.pump()
-    assert client.lost == [LINK]
+    assert client.refused == [LINK]
+    assert client.counted == ["control_frame_dropped peer_lost"]
 
 
 def test_hello_reaches_a_server_that_starts_later(parties: Parties, client: Party) -> None:
@@ -145,6 +147,18 @@ def test_last_words_come_before_the_end_of_the_link(parties: Parties) -> None:
     server.channel.close()
     pump_until(lambda: client.lost, client)
     assert client.received == [b"failed"]
+
+
+def test_link_connects_again_to_a_server_that_has_restarted(parties: Parties) -> None:
+    server, client = Party(ControlChannel(LOCAL)), parties.make()
+    greet(client, server)
+    server.channel.close()
+    pump_until(lambda: client.lost == [LINK], client)
+    client.channel.send(LINK, b"still there?")
+    restarted = parties.make(server.channel.address)
+    pump_until(lambda: restarted.received == [b"still there?"], client, restarted)
+    restarted.channel.send(restarted.frames[0].link, b"another process")
+    pump_until(lambda: client.received == [b"another process"], client, restarted)
 
 
 def test_closed_link_is_forgotten_on_both_sides(client: Party, server: Party) -> None:

@@ -20,7 +20,7 @@ from kvpush.core.errors import ControlError, Reason
 from kvpush.core.events import Counted
 from kvpush.core.ids import Address, LinkId
 from kvpush.runtime.auth import Gate, derive_keys
-from kvpush.runtime.dialled import Dialled
+from kvpush.runtime.dialled import Dialled, Standing
 from kvpush.runtime.links import InboundLinks
 from kvpush.runtime.sockets import (
     HANDSHAKE_FAILED,
@@ -48,9 +48,20 @@ class FrameArrived:
 
 @dataclass(frozen=True)
 class LinkLost:
-    """A link is gone and forgotten; no frame of it will follow."""
+    """A connection has ended, and frames with it. A link that we opened connects again by itself; one that was
+    accepted is forgotten, and its peer comes back under another."""
 
     link: LinkId
+
+
+@dataclass(frozen=True)
+class LinkRefused:
+    """A link that we opened is forgotten: its address cannot be one, or the peer has another secret."""
+
+    link: LinkId
+
+
+Arrival = FrameArrived | LinkLost | LinkRefused
 
 
 class ControlChannel:
@@ -65,7 +76,7 @@ class ControlChannel:
         self._config = config or ControlConfig()
         self._dialled: dict[LinkId, Dialled] = {}
         self._inbound = InboundLinks(self._config.max_inbound)
-        self._lost: list[LinkId] = []
+        self._gone: list[LinkLost | LinkRefused] = []
         self._counted: list[Counted] = []
         self._poller = zmq.Poller()
         keys = derive_keys(secret) if secret else None
@@ -90,13 +101,13 @@ class ControlChannel:
 
     # links --------------------------------------------------------------------------------------------
     def open_link(self, link: LinkId, address: Address) -> None:
-        """Begin to connect. What goes wrong, now or later, is a `LinkLost`."""
+        """Begin to connect. What goes wrong, now or later, is a `LinkRefused`."""
         self._owner.check("open_link")
         try:
             dialled = Dialled(self._context, link, address, self._config, self._identify)
         except (ControlError, zmq.ZMQError) as error:
             logger.warning("%s", error)
-            self._lost.append(link)
+            self._gone.append(LinkRefused(link))
             return
         self._dialled[link] = dialled
         self._poller.register(dialled.dealer, zmq.POLLIN)
@@ -122,9 +133,9 @@ class ControlChannel:
             self._send(link, frame)
         except zmq.Again:
             self._count("control_frame_dropped", Reason.PEER_SILENT)
-        except zmq.ZMQError:
+        except zmq.ZMQError:  # an accepted link whose connection has ended
             self._count("control_frame_dropped", Reason.PEER_LOST)
-            self._lose(link)
+            self._gone.append(LinkLost(link))
 
     def _send(self, link: LinkId, frame: bytes) -> None:
         if link in self._dialled:
@@ -143,19 +154,22 @@ class ControlChannel:
         """Sleep until something has arrived, or `timeout_s` (rounded up to milliseconds) has passed."""
         self._poller.poll(None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000))
 
-    def receive(self, limit: int) -> list[FrameArrived | LinkLost]:
+    def receive(self, limit: int) -> list[Arrival]:
         """What has arrived, at most `limit` frames per socket; the rest stays for the next turn."""
         self._owner.check("receive")
         if self._gate and readable(self._gate.socket):
             self._gate.answer()
         self._follow_connections()
-        arrived: list[FrameArrived | LinkLost] = list(self._accepted_frames(limit))
-        for dialled in list(self._dialled.values()):
-            messages, lost = dialled.receive(limit)
+        arrived: list[Arrival] = list(self._accepted_frames(limit))
+        for dialled in self._dialled.values():
+            messages, standing = dialled.receive(limit)
             arrived += self._frames(dialled.link, messages)
-            if lost:
-                self._lose(dialled.link)
-        return arrived + [LinkLost(link) for link in self._take_lost()]
+            if standing is Standing.BROKEN:
+                self._gone.append(LinkLost(dialled.link))
+            elif standing is Standing.REFUSED:
+                logger.warning("%s does not let us in. Do both sides have the same secret?", dialled.address)
+                self._gone.append(LinkRefused(dialled.link))
+        return arrived + self._take_gone()
 
     def take_counted(self) -> list[Counted]:
         """What has been dropped or refused since the last call."""
@@ -192,7 +206,7 @@ class ControlChannel:
         """A peer's first message. The number of its connection may be that of one which has just ended."""
         self._follow_connections()
         fd = int(parts[0].get(zmq.SRCFD))
-        self._lost += self._inbound.make_room(fd)
+        self._gone += map(LinkLost, self._inbound.make_room(fd))
         return self._inbound.accept(identity, fd)
 
     def _frames(self, link: LinkId, messages: list[list[bytes]]) -> Iterator[FrameArrived]:
@@ -207,19 +221,17 @@ class ControlChannel:
             if event & HANDSHAKE_FAILED:
                 self._count("control_handshake_failed", Reason.PEER_HANDSHAKE)
             elif link := self._inbound.on_connection(value):
-                self._lost.append(link)
+                self._gone.append(LinkLost(link))
 
-    def _lose(self, link: LinkId) -> None:
-        self._lost.append(link)
-
-    def _take_lost(self) -> list[LinkId]:
-        """Links to report as lost, each once, and to forget; not before their last frames have been read."""
+    def _take_gone(self) -> list[Arrival]:
+        """Links that are gone, each once; not before the last frames of accepted ones have been read."""
         if readable(self._listener):
             return []
-        lost, self._lost = list(dict.fromkeys(self._lost)), []
-        for link in lost:
-            self.close_link(link)
-        return lost
+        gone, self._gone = list(dict.fromkeys(self._gone)), []
+        for each in gone:
+            if isinstance(each, LinkRefused) or each.link < 0:
+                self.close_link(each.link)
+        return list(gone)
 
     def _count(self, name: str, reason: Reason) -> None:
         self._counted.append(Counted(name, reason))

@@ -1,7 +1,7 @@
 """One control link that we have opened."""
 
-import logging
 from collections.abc import Callable
+from enum import Enum
 
 import zmq
 
@@ -18,20 +18,22 @@ from kvpush.runtime.sockets import (
     watch,
 )
 
-logger = logging.getLogger("kvpush.control")
-
 _FAILED_HANDSHAKES = 3
 """One connection that ends during its handshake may be a peer that is just ending or starting; three in a row, some
 0.5 s, are a peer that will not let us in (it does not say so to one who has another secret), and waiting for a time-out
 would only be slower. A handshake that is refused outright is not tried again, by ZeroMQ neither."""
 
 
-class Dialled:
-    """A DEALER, and a monitor that tells when its connection ends.
+class Standing(Enum):
+    """What has become of a link since it was asked last."""
 
-    ZeroMQ would connect again by itself, to what may be another process by then. Once a connection has stood and
-    ended, the link is lost instead: the endpoint opens another one and begins with a hello.
-    """
+    FINE = "nothing to tell; that there is no connection yet is no news either"
+    BROKEN = "a connection has ended, ZeroMQ makes another; frames may be lost, and the peer may be another process"
+    REFUSED = "the peer will not let us in"
+
+
+class Dialled:
+    """A DEALER, and a monitor that tells what happens to its connection."""
 
     def __init__(
         self,
@@ -43,10 +45,10 @@ class Dialled:
     ) -> None:
         """`identify` gives the socket its keys. Raises `ControlError` when `address` cannot be one."""
         self.link = link
-        self._address = address
+        self.address = address
         self._failed_handshakes = 0
-        self._stood = False
-        self._lost = False
+        self._connected = False
+        self._standing = Standing.FINE
         self.dealer = make_dealer(context, config)
         identify(self.dealer)
         self.monitor = watch(
@@ -64,15 +66,17 @@ class Dialled:
         """Queue a frame. Raises `zmq.Again` when the queue is full."""
         self.dealer.send(frame, zmq.NOBLOCK)
 
-    def receive(self, limit: int) -> tuple[list[list[bytes]], bool]:
-        """At most `limit` messages, and whether the link is lost. What came before the end comes first."""
-        self._follow()
+    def receive(self, limit: int) -> tuple[list[list[bytes]], Standing]:
+        """At most `limit` messages, and what has become of the link. What came before its end comes first."""
+        for event, _ in monitor_events(self.monitor):
+            self._follow(event)
         messages: list[list[bytes]] = []
         while readable(self.dealer):
             if len(messages) == limit:
-                return messages, False
+                return messages, Standing.FINE
             messages.append(self.dealer.recv_multipart(zmq.NOBLOCK))
-        return messages, self._lost
+        standing, self._standing = self._standing, Standing.FINE
+        return messages, standing
 
     def close(self) -> None:
         """Let go; what is queued may still leave for `linger_s`, in the background."""
@@ -80,18 +84,17 @@ class Dialled:
         self.monitor.close()
         self.dealer.close()
 
-    def _follow(self) -> None:
-        for event, _ in monitor_events(self.monitor):
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._stood = True
-            elif event & HANDSHAKE_FAILED:
-                self._handshake_failed(event)
-            else:
-                self._lost |= self._stood
+    def _follow(self, event: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._connected = True
+            self._failed_handshakes = 0
+        elif event & HANDSHAKE_FAILED:
+            self._handshake_failed(event)
+        elif self._connected:
+            self._connected = False
+            self._standing = Standing.BROKEN
 
     def _handshake_failed(self, event: int) -> None:
         self._failed_handshakes += 1
-        refused = event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-        if not self._lost and (refused or self._failed_handshakes >= _FAILED_HANDSHAKES):
-            self._lost = True
-            logger.warning("%s does not let us in: do both sides have the same secret?", self._address)
+        if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self._failed_handshakes >= _FAILED_HANDSHAKES:
+            self._standing = Standing.REFUSED

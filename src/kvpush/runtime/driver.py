@@ -18,7 +18,7 @@ from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, Remo
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import Reason, TransportError
 from kvpush.core.events import Counted, Event, Stopped
-from kvpush.runtime.control import ControlChannel, FrameArrived, LinkLost
+from kvpush.runtime.control import ControlChannel, FrameArrived, LinkLost, LinkRefused
 from kvpush.runtime.mailbox import Mailbox
 from kvpush.runtime.records import RateLimit, TransferLog
 from kvpush.transport.base import OpDone, Transport, TransportEvent
@@ -121,7 +121,7 @@ class Driver:
             match arrived:
                 case FrameArrived(link, frame):
                     self._guard(self._endpoint.frame_received, link, frame, self._clock())
-                case LinkLost(link):
+                case LinkLost(link) | LinkRefused(link):
                     self._guard(self._endpoint.link_lost, link, self._clock())
 
     def _take_completions(self) -> None:

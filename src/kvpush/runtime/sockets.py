@@ -16,6 +16,8 @@ HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 
+_LAST_PORT = 65535  # ZeroMQ takes larger ones modulo 65536
+
 
 @dataclass(frozen=True, kw_only=True)
 class ControlConfig:
@@ -80,6 +82,8 @@ def _make_socket(context: Context, kind: int, config: ControlConfig) -> Socket:
 
 def bind(listener: Socket, address: Address) -> Address:
     """Listen; returns the address with the port that was picked. Raises `ControlError`."""
+    if not 0 <= address.port <= _LAST_PORT:
+        raise ControlError(f"cannot listen on {address}: ports go from 0 (any free one) to {_LAST_PORT}.")
     listener.ipv6 = ":" in address.host
     try:
         listener.bind(f"tcp://{address}")
@@ -97,11 +101,13 @@ def _explain(error: zmq.ZMQError, address: Address) -> str:
         case errno.EACCES:
             return f"port {address.port} needs privileges. Choose one above 1023."
         case _:
-            return f"{error.strerror}. Give an IP address of this machine and a port from 0 to 65535."
+            return f"{error.strerror}. Give an IP address of this machine."
 
 
 def connect(dealer: Socket, address: Address) -> None:
     """Begin to connect. Raises `ControlError` when the address cannot be one."""
+    if not 0 < address.port <= _LAST_PORT:
+        raise ControlError(f"cannot connect to {address}: ports go from 1 to {_LAST_PORT}.")
     dealer.ipv6 = ":" in address.host
     try:
         dealer.connect(f"tcp://{address}")
