@@ -231,6 +231,14 @@ class Endpoint:
         if session is not None and session.state is SessionState.READY:
             self._outbound.beat(session, self._receiver.live_keys(session), now)
 
+    def link_refused(self, link: LinkId, now: float) -> None:
+        """A link that we opened can never stand: its address is none, or the peer has another secret."""
+        self.tick(now)
+        session = self._outbound.on_link(link)
+        if session is not None:
+            self._lose_session(session, Reason.PEER_HANDSHAKE, "the control link was refused", now)
+            self._finish_stop(now)
+
     # the transport --------------------------------------------------------------------------------------
     def peer_added(self, peer: PeerName, error: str, now: float) -> None:
         """The transport has loaded a peer, or says why not ("" is success)."""

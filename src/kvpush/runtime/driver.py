@@ -90,8 +90,11 @@ class Driver:
 
     def run(self) -> None:
         """Take turns until `Stop` has been carried out."""
-        while not self._stopped:
-            self.turn()
+        try:
+            while not self._stopped:
+                self.turn()
+        finally:
+            self._log.close()
 
     def turn(self) -> None:
         """Take in what has come, do what follows from it, and sleep until there is more."""
@@ -121,8 +124,10 @@ class Driver:
             match arrived:
                 case FrameArrived(link, frame):
                     self._guard(self._endpoint.frame_received, link, frame, self._clock())
-                case LinkLost(link) | LinkRefused(link):
+                case LinkLost(link):
                     self._guard(self._endpoint.link_lost, link, self._clock())
+                case LinkRefused(link):
+                    self._guard(self._endpoint.link_refused, link, self._clock())
 
     def _take_completions(self) -> None:
         if self._polling:

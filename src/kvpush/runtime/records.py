@@ -67,6 +67,10 @@ class TransferLog:
             case Counted(name, reason):
                 logger.debug("counted %s reason=%s", name, reason)
 
+    def close(self) -> None:
+        """Close the file of records, if there is one. Idempotent."""
+        self._file.close()
+
     def _ended(self, record: TransferRecord, now: float) -> None:
         self._file.write(record)
         if record.outcome is not Outcome.DELIVERED:
