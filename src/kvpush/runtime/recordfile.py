@@ -24,6 +24,11 @@ class RecordFile:
         if self._file is not None:
             self._file.write(msgspec.json.encode(record) + b"\n")
 
+    def close(self) -> None:
+        """Idempotent."""
+        if self._file is not None:
+            self._file.close()
+
 
 def read_records(path: Path) -> list[TransferRecord]:
     """The records of one file; a line cut off by a kill is left out."""
