@@ -1,5 +1,6 @@
 """`kvpush models`: list the models that can be made here, and make them."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,11 +13,14 @@ def models_command(
 
     Without a name: list them and where they are.
     """
+    from kvpush.cli.output import console
+
     if not names:
         _list()
         return
     for name in names:
-        _make(name)
+        folder = make_model(name)
+        console.print(f"{name:14} {folder}", markup=False)
 
 
 def _list() -> None:
@@ -28,10 +32,10 @@ def _list() -> None:
         console.print(f"{recipe.name:14} {recipe.about}\n{'':14} {state}", markup=False)
 
 
-def _make(name: str) -> None:
-    from kvpush.cli.models import ensure_model
-    from kvpush.cli.output import console, errors
+def make_model(name: str) -> Path:
+    """The folder for what a user gave as a model, made first when it has to be, with progress on the console."""
+    from kvpush.cli.models import model_path
+    from kvpush.cli.output import errors
 
     with errors.status(f"{name} ...") as status:
-        folder = ensure_model(name, lambda step: status.update(f"{name}: {step}"))
-    console.print(f"{name:14} {folder}", markup=False)
+        return model_path(name, lambda step: status.update(f"{name}: {step}"))

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvpush.cli.models.packages import quieten, require
 from kvpush.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def build(folder: Path, progress: Callable[[str], None]) -> None:
     """Write a float32 safetensors checkpoint with its tokenizer into `folder`. Raises `ConfigError`."""
     source = gguf_file()
     progress("importing transformers")
+    require("torch", "transformers", "gguf", "accelerate", "safetensors")
+    quieten()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     progress("reading the tokenizer")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvpush.cli.models.packages import quieten, require
 from kvpush.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,21 +30,14 @@ _CHAT_TEMPLATE = (
 def build(folder: Path, progress: Callable[[str], None]) -> None:
     """Write the checkpoint and its tokenizer into `folder`. Raises `ConfigError` without transformers."""
     progress("importing transformers")
-    _require("torch", "transformers", "tokenizers")
+    require("torch", "transformers", "tokenizers", "safetensors")
+    quieten()
     progress("making the tokenizer")
     tokenizer = _tokenizer()
     tokenizer.save_pretrained(folder)
     progress("making the weights")
     _model(tokenizer).save_pretrained(folder)
     _allow_no_download(folder)
-
-
-def _require(*packages: str) -> None:
-    from importlib.util import find_spec
-
-    for package in packages:
-        if find_spec(package) is None:
-            raise ConfigError("model", f"making it needs the package {package}", "pip install 'kvpush[vllm]'.")
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
