@@ -5,6 +5,10 @@ from enum import StrEnum
 import msgspec
 
 from kvpush.router.body import Fields, Route, parse_fields, read, strip_owned
+from kvpush.router.prefixes import prefix_hashes
+
+_SHAPES_PROMPT = ("model", "tools", "cache_salt", "chat_template", "chat_template_kwargs")
+"""Fields that change the tokens in front of the messages."""
 
 
 class Local(StrEnum):
@@ -21,7 +25,7 @@ class Local(StrEnum):
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """One request for tokens. `tokens` is an estimate of its prompt's length, all prompts together.
 
-    `text` is the raw JSON of the prompt or messages: what prefixes are found in.
+    `prefix` has one hash per block of the prompt's raw JSON (see prefixes.py).
     """
 
     route: Route
@@ -29,7 +33,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     sub_requests: int
     tokens: int
-    text: bytes
+    prefix: tuple[int, ...]
     must_be_local: Local | None
 
 
@@ -44,7 +48,7 @@ def parse_asked(route: Route, body: bytes, bytes_per_token: float = 4.0) -> Aske
         stream=bool(read(fields, "stream", bool, False)),
         sub_requests=prompts * max(read(fields, "n", int, 1) or 1, 1),
         tokens=estimate_tokens(text, bytes_per_token),
-        text=text,
+        prefix=prefix_hashes(text, tuple(bytes(fields.get(name, b"")) for name in _SHAPES_PROMPT)),
         must_be_local=_local_reason(fields),
     )
 
@@ -77,3 +81,7 @@ def _local_reason(fields: Fields) -> Local | None:
     if (read(fields, "truncate_prompt_tokens", int, None) or 0) < 0:
         return Local.TRUNCATION
     return None
+
+
+OTHER = Asked(route=Route.COMPLETIONS, fields={}, stream=False, sub_requests=1, tokens=0, prefix=(), must_be_local=None)
+"""Stands for a request whose body the router does not read."""

@@ -25,6 +25,13 @@ class EngineRole(StrEnum):
     DECODE = "decode"
 
 
+class PrefillLoss(StrEnum):
+    """What a request gets when its prompt cannot be computed by a prefill engine."""
+
+    FAIL = "fail"  # the error
+    RECOMPUTE = "recompute"  # the decode engine alone; header and counter say so
+
+
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine as configured. What is None is read from the engine's own `/metrics`."""
 
@@ -76,8 +83,11 @@ def parse_address(text: str) -> Address:
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The router's settings. Times in seconds, sizes in bytes.
 
-    `first_byte_timeout_s` bounds the wait for the first byte of an answer, queueing included;
-    `idle_timeout_s` the wait for each further one. `engine_api_key` is sent to the engines; when it is
+    `first_byte_timeout_s` bounds the wait for the first byte of an answer, and `queue_timeout_s` the wait in the router
+    before it; `idle_timeout_s` the wait for each further byte. `local_below_tokens`: shorter prompts go to D alone.
+    `unwritten_fraction` bounds what each decode engine sets aside for KV on its way, as a part of its pool.
+    `late_decode` starts the prefill leg at once and chooses the decode engine `late_decode_lead_s` before the prompt
+    is expected to be done. `engine_api_key` is sent to the engines; when it is
     "", and the router asks for no keys of its own, the client's Authorization header is passed on.
     """
 
@@ -91,8 +101,17 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     first_byte_timeout_s: float = 600.0
     idle_timeout_s: float = 120.0
     keepalive_s: float = 3.0
+    queue_timeout_s: float = 60.0
+    max_waiting: int = 10_000
+    local_below_tokens: int = 0
+    bytes_per_token: float = 4.0
+    unwritten_fraction: float = 0.5
+    late_decode: bool = False
+    late_decode_lead_s: float = 0.1
+    prefill_loss: PrefillLoss = PrefillLoss.FAIL
     max_body_bytes: int = 64 * 1024 * 1024
     engine_api_key: str = ""
+    api_keys: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         _check_positive(self)
@@ -101,7 +120,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_engines(self)
 
 
-_ZERO_ALLOWED = frozenset({"port"})
+_ZERO_ALLOWED = frozenset({"port", "local_below_tokens", "late_decode"})
 
 
 def _check_positive(config: RouterConfig) -> None:

@@ -6,15 +6,18 @@ live legs ever carry the same id.
 
 import secrets
 from collections.abc import Mapping
+from functools import partial
 
 from kvpush.core.ids import Key, TransferId
-from kvpush.router.answers import LegFailed, RequestRefused, error_answer
-from kvpush.router.asked import Asked
-from kvpush.router.config import EngineRole, RouterConfig
+from kvpush.router.admission import Admission
+from kvpush.router.answers import Cause, LegFailed, RequestRefused, error_answer
+from kvpush.router.asked import Asked, Local
+from kvpush.router.config import EngineRole, PrefillLoss, RouterConfig
 from kvpush.router.connectors import local_reason
+from kvpush.router.engine import Seat
 from kvpush.router.fleet import Fleet
-from kvpush.router.pair import Delivery, Dispatch, open_local, open_pair
-from kvpush.router.upstream import Upstream
+from kvpush.router.pair import Delivery, Dispatch, Legs, Path
+from kvpush.router.timeline import Timeline
 
 TRIES = 2
 
@@ -24,50 +27,111 @@ def new_transfer_id() -> TransferId:
     return TransferId(secrets.token_hex(16))
 
 
+class Journey:
+    """One request's way through the router: its dispatches, and what to avoid in the next one."""
+
+    def __init__(self, asked: Asked, headers: Mapping[str, str], timeline: Timeline) -> None:
+        self.asked = asked
+        self.headers = headers
+        self.timeline = timeline
+        self.trail: list[Dispatch] = []
+        self.avoid = dict.fromkeys(EngineRole, "")
+
+    def dispatch(self, config: RouterConfig, path: Path) -> Dispatch:
+        """The next try."""
+        key = Key(new_transfer_id())
+        headers = {**self.headers, "X-Request-Id": key.transfer_id}
+        self.trail.append(
+            Dispatch(
+                asked=self.asked,
+                key=key,
+                connector=config.connector,
+                path=path,
+                headers=headers,
+                timeline=self.timeline,
+            )
+        )
+        return self.trail[-1]
+
+
 class Dispatcher:
     """Owned by the event loop's thread."""
 
-    def __init__(self, config: RouterConfig, fleet: Fleet, upstream: Upstream) -> None:
+    def __init__(self, config: RouterConfig, fleet: Fleet, legs: Legs) -> None:
         self._config = config
         self._fleet = fleet
-        self._upstream = upstream
+        self._legs = legs
+        self.admission = Admission(fleet.room, config.unwritten_fraction, config.max_waiting, config.queue_timeout_s)
 
-    async def open(self, asked: Asked, headers: Mapping[str, str], trail: list[Dispatch]) -> Delivery:
-        """Serve a request up to its first byte; each try is added to `trail`.
+    def local_reason(self, asked: Asked) -> Local | None:
+        """Why a request gets no prefill leg; None when it gets one."""
+        reason = local_reason(self._config.connector, asked)
+        if reason is None and asked.tokens < self._config.local_below_tokens:
+            return Local.SHORT
+        return reason
+
+    async def open(self, journey: Journey) -> Delivery:
+        """Serve a request up to its first byte.
 
         Raises `RequestRefused` when no engine can be asked, `LegFailed` when the last try failed.
         """
-        avoid = dict.fromkeys(EngineRole, "")
+        path = Path.PD if self.local_reason(journey.asked) is None else Path.LOCAL
+        if path is Path.PD and self._must_recompute():
+            path = Path.RECOMPUTED
         while True:
-            dispatch = self._plan(asked, headers, avoid)
-            trail.append(dispatch)
             try:
-                opened = open_pair if dispatch.prefill else open_local
-                return await opened(self._upstream, dispatch)
+                return await self._try(journey, path)
             except LegFailed as failure:
-                if len(trail) >= TRIES or not self._may_retry(failure):
-                    raise
-                avoid[failure.role] = failure.engine
+                path = self._next_path(journey, path, failure)
+                journey.avoid[failure.role] = failure.engine
 
-    def _may_retry(self, failure: LegFailed) -> bool:
-        """Another engine can be asked; or nobody can know that this one has seen the request."""
-        others = [engine for engine in self._fleet.usable(failure.role) if engine.url != failure.engine]
-        return failure.engines_fault and bool(others)
+    def _must_recompute(self) -> bool:
+        return self._config.prefill_loss is PrefillLoss.RECOMPUTE and not self._fleet.usable(EngineRole.PREFILL)
 
-    def _plan(self, asked: Asked, headers: Mapping[str, str], avoid: Mapping[EngineRole, str]) -> Dispatch:
-        key = Key(new_transfer_id())
-        is_local = local_reason(self._config.connector, asked) is not None
-        prefill = None if is_local else self._fleet.choose(EngineRole.PREFILL, avoid[EngineRole.PREFILL])
-        decode = self._fleet.choose(EngineRole.DECODE, avoid[EngineRole.DECODE])
-        if decode is None or (prefill is None and not is_local):
-            problems = "; ".join(self._fleet.problems())
-            raise RequestRefused(error_answer(503, f"No engine can serve this: {problems}", "service_unavailable"))
-        return Dispatch(
-            asked=asked,
-            key=key,
-            connector=self._config.connector,
-            decode=decode,
-            prefill=prefill,
-            identity=prefill.identity if prefill else None,
-            headers={**headers, "X-Request-Id": key.transfer_id},
-        )
+    def _next_path(self, journey: Journey, path: Path, failure: LegFailed) -> Path:
+        """How to go on after a failed try; raises the failure again when that makes no sense."""
+        if not failure.engines_fault or failure.cause is Cause.TIMEOUT:
+            raise failure
+        others = self._fleet.usable(failure.role, failure.engine)
+        has_other = any(engine.url != failure.engine for engine in others)
+        # a connection may break only because the engine had just closed it for idleness
+        if len(journey.trail) < TRIES and (has_other or failure.cause is Cause.BROKEN):
+            return path
+        if self._config.prefill_loss is PrefillLoss.RECOMPUTE and failure.role is EngineRole.PREFILL:
+            return Path.RECOMPUTED
+        raise failure
+
+    async def _try(self, journey: Journey, path: Path) -> Delivery:
+        dispatch = journey.dispatch(self._config, path)
+        if path is not Path.PD:
+            dispatch.decode = await self._decode_seat(journey)
+            return await self._legs.open_local(dispatch)
+        if self._config.late_decode:
+            dispatch.prefill = self._prefill_seat(journey)
+            eta_s = dispatch.prefill.engine.prefill_eta_s(dispatch.prefill.queue_tokens)
+            dispatch.hold_decode_s = max(eta_s - self._config.late_decode_lead_s, 0.0)
+            return await self._legs.open_pair(dispatch, partial(self._decode_seat, journey))
+        dispatch.decode = await self._decode_seat(journey)
+        try:
+            dispatch.prefill = self._prefill_seat(journey)
+        except RequestRefused:
+            dispatch.release()
+            raise
+        return await self._legs.open_pair(dispatch, partial(self._decode_seat, journey))
+
+    def _prefill_seat(self, journey: Journey) -> Seat:
+        seat = self._fleet.prefill_seat(journey.asked, journey.avoid)
+        if seat is None:
+            raise self._nobody()
+        return seat
+
+    async def _decode_seat(self, journey: Journey) -> Seat:
+        engines = partial(self._fleet.usable, EngineRole.DECODE, journey.avoid[EngineRole.DECODE])
+        seat = await self.admission.seat(journey.asked, engines)
+        if seat is None:
+            raise self._nobody()
+        return seat
+
+    def _nobody(self) -> RequestRefused:
+        problems = "; ".join(self._fleet.problems())
+        return RequestRefused(error_answer(503, f"No engine can serve this: {problems}", "service_unavailable"))

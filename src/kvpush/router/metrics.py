@@ -1,18 +1,15 @@
 """The router's own Prometheus metrics."""
 
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from kvpush.router.asked import Local
 from kvpush.router.engine import Engine
-
-
-class Path(StrEnum):
-    """Which way an answer came: the `x-kvpush-path` header and a counter's label."""
-
-    PD = "pd"  # prefill engine and decode engine
-    LOCAL = "local"  # the decode engine alone, on purpose
-    RECOMPUTED = "recomputed"  # the decode engine alone, because prefill failed
+from kvpush.router.pair import Path
 
 
 class Ending(StrEnum):
@@ -30,49 +27,81 @@ _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 class Metrics:
     """Owned by the event loop's thread."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
+    def __init__(self, engines: Callable[[], Sequence[Engine]], waiting: Callable[[], int]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_FleetCollector(engines, waiting))
+        self._requests = Counter(
             "kvpush_router_requests",
             "Requests for tokens, by the path they took and how they ended.",
             ["path", "ending"],
-            registry=self.registry,
+            registry=self._registry,
         )
-        self.local = Counter(
-            "kvpush_router_local",
-            "Requests without a prefill leg, by reason.",
-            ["reason"],
-            registry=self.registry,
+        self._local = Counter(
+            "kvpush_router_local", "Requests without a prefill leg, by reason.", ["reason"], registry=self._registry
         )
-        self.failed_legs = Counter(
-            "kvpush_router_failed_legs",
-            "Legs that failed, by role, engine and cause.",
-            ["role", "engine", "cause"],
-            registry=self.registry,
+        self._retries = Counter("kvpush_router_retries", "Tries after the first.", registry=self._registry)
+        self._relayed = Counter(
+            "kvpush_router_relayed", "Requests to other routes, passed to a decode engine.", registry=self._registry
         )
-        self.retries = Counter("kvpush_router_retries", "Second tries.", registry=self.registry)
-        self.relayed = Counter(
-            "kvpush_router_relayed",
-            "Requests to other routes, passed to a decode engine.",
-            registry=self.registry,
-        )
-        self.ttft = Histogram(
+        self._first_byte = Histogram(
             "kvpush_router_first_byte_seconds",
             "From the request's arrival to the first byte of its answer.",
             ["path"],
             buckets=_TTFT_BUCKETS_S,
-            registry=self.registry,
-        )
-        self._engine_requests = Gauge(
-            "kvpush_router_engine_requests", "Legs in flight.", ["role", "engine"], registry=self.registry
-        )
-        self._engine_up = Gauge(
-            "kvpush_router_engine_up", "Whether the last poll worked.", ["role", "engine"], registry=self.registry
+            registry=self._registry,
         )
 
-    def page(self, engines: list[Engine]) -> bytes:
+    def count(self, path: Path | None, ending: Ending, tries: int, local: Local | None) -> None:
+        """One request has ended."""
+        self._requests.labels(path or "none", ending).inc()
+        self._retries.inc(max(tries - 1, 0))
+        if path is Path.LOCAL and local is not None:
+            self._local.labels(local).inc()
+
+    def first_byte(self, path: Path, seconds: float) -> None:
+        """One answer has begun."""
+        self._first_byte.labels(path).observe(seconds)
+
+    def relayed(self) -> None:
+        """One request has gone to a route the router does not know."""
+        self._relayed.inc()
+
+    def page(self) -> bytes:
         """The text for `/metrics`."""
-        for engine in engines:
-            self._engine_requests.labels(engine.role, engine.url).set(engine.requests)
-            self._engine_up.labels(engine.role, engine.url).set(engine.sample is not None)
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
+
+
+class _FleetCollector(Collector):
+    """Reads the engines' records when asked, so that no second copy of their state is kept."""
+
+    def __init__(self, engines: Callable[[], Sequence[Engine]], waiting: Callable[[], int]) -> None:
+        self._engines = engines
+        self._waiting = waiting
+
+    def collect(self) -> Iterable[Metric]:
+        """All series of all engines."""
+        names = ["role", "engine"]
+        up = GaugeMetricFamily("kvpush_router_engine_up", "Whether the last poll worked.", labels=names)
+        requests = GaugeMetricFamily("kvpush_router_engine_requests", "Requests in flight.", labels=names)
+        tokens = GaugeMetricFamily("kvpush_router_engine_tokens", "Prompt tokens in flight.", labels=names)
+        unwritten = GaugeMetricFamily(
+            "kvpush_router_engine_unwritten_tokens", "Prompt tokens promised, KV not yet there.", labels=names
+        )
+        served = CounterMetricFamily("kvpush_router_legs", "Legs that ended well.", labels=names)
+        failed = CounterMetricFamily("kvpush_router_failed_legs", "Legs that failed.", labels=[*names, "cause"])
+        breaker = GaugeMetricFamily(
+            "kvpush_router_engine_breaker", "1 for the breaker's state.", labels=[*names, "state"]
+        )
+        for engine in self._engines():
+            key = [str(engine.role), engine.url]
+            up.add_metric(key, engine.sample is not None)
+            requests.add_metric(key, engine.requests)
+            tokens.add_metric(key, engine.tokens)
+            unwritten.add_metric(key, engine.unwritten_tokens)
+            served.add_metric(key, engine.served)
+            breaker.add_metric([*key, engine.breaker.state], 1)
+            for cause, count in engine.failed.items():
+                failed.add_metric([*key, cause], count)
+        waiting = GaugeMetricFamily("kvpush_router_waiting", "Requests that wait for a decode engine.")
+        waiting.add_metric([], self._waiting())
+        return (up, requests, tokens, unwritten, served, failed, breaker, waiting)

@@ -6,9 +6,10 @@ which is how an engine learns that nobody wants the answer.
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import msgspec
 
@@ -18,7 +19,7 @@ from kvpush.router.asked import Asked
 from kvpush.router.body import encode, with_params
 from kvpush.router.config import Connector
 from kvpush.router.connectors import decode_params, is_concurrent, prefill_params, read_prefill_answer
-from kvpush.router.engine import Engine, Identity, Ticket
+from kvpush.router.engine import Seat
 from kvpush.router.prefill_body import prefill_fields
 from kvpush.router.timeline import Timeline
 from kvpush.router.upstream import Stream, Upstream
@@ -30,91 +31,177 @@ LINGER_S = 0.25
 """How long a prefill leg may outlive a complete answer; its own answer is normally on its way by then."""
 
 
-@dataclass(frozen=True)
+class Path(StrEnum):
+    """Which way an answer came: the `x-kvpush-path` header and a counter's label."""
+
+    PD = "pd"  # prefill engine and decode engine
+    LOCAL = "local"  # the decode engine alone, on purpose
+    RECOMPUTED = "recomputed"  # the decode engine alone, because prefill failed
+
+
+TakeSeat = Callable[[], Awaitable[Seat]]
+
+
+@dataclass(eq=False, kw_only=True)
 class Dispatch:
-    """One try to serve a request: fresh key, chosen engines."""
+    """One try to serve a request under a key of its own.
+
+    `decode` is set once a decode engine is chosen, for which `hold_decode_s` seconds are waited, or until the
+    prefill leg has ended.
+    """
 
     asked: Asked
     key: Key
     connector: Connector
-    decode: Engine
-    prefill: Engine | None
-    identity: Identity | None
+    path: Path
     headers: Mapping[str, str]
-    timeline: Timeline = field(default_factory=Timeline)
+    timeline: Timeline
+    prefill: Seat | None = None
+    decode: Seat | None = None
+    hold_decode_s: float = 0.0
+    failures: list[LegFailed] = field(default_factory=list)
+
+    def fail(self, failure: LegFailed) -> None:
+        """Note a leg's failure on the dispatch and on the engine at fault."""
+        self.failures.append(failure)
+        for seat in (self.prefill, self.decode):
+            if seat is not None and seat.engine.url == failure.engine:
+                seat.engine.leg_failed(failure, time.monotonic())
+
+    def release(self) -> None:
+        """Give back every seat."""
+        for seat in (self.prefill, self.decode):
+            if seat is not None:
+                seat.release()
 
 
 class Delivery:
-    """An answer that has begun. `chunks()` once, then `aclose()` whatever happened."""
+    """An answer that has begun. Read `chunks()` once, then `close()` whatever happened."""
 
-    def __init__(self, dispatch: Dispatch, stream: Stream, prefill: "asyncio.Task[object] | None", ticket: Ticket):
+    def __init__(self, legs: "Legs", dispatch: Dispatch, stream: Stream, prefill: "_Prefill | None") -> None:
         self.dispatch = dispatch
         self.stream = stream
+        self._legs = legs
         self._prefill = prefill
-        self._ticket = ticket
-        self._complete = False
+        self._grace_s = 0.0
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The decode leg's body. Raises `LegFailed` when it breaks off."""
-        async for chunk in self.stream.chunks():
-            yield chunk
-        self._complete = True
+        try:
+            async for chunk in self.stream.chunks():
+                yield chunk
+        except LegFailed as failure:
+            self.dispatch.fail(failure)
+            raise
+        self._grace_s = LINGER_S
+
+    def close(self) -> None:
+        """End what is left of both legs, without waiting for it."""
+        self.stream.close()
+        if self.dispatch.decode is not None:
+            self.dispatch.decode.release()
+        if self._prefill is not None:
+            self._legs.end_later(self.dispatch, self._prefill, self._grace_s)
+
+
+_Prefill = asyncio.Task[msgspec.Raw | None]
+_Decode = asyncio.Task[Stream]
+
+
+class Legs:
+    """Sends legs, and outlives them: prefill legs that are no longer needed are ended in the background."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def aclose(self) -> None:
-        """End what is left of both legs."""
-        self.stream.close()
-        self._ticket.release()
-        if self._prefill is None:
+        """Wait for the legs that are being ended."""
+        await asyncio.gather(*self._ending)
+
+    async def open_local(self, dispatch: Dispatch) -> Delivery:
+        """The decode engine computes the prompt itself. Raises `LegFailed`."""
+        assert dispatch.decode is not None
+        dispatch.decode.written()
+        try:
+            return Delivery(self, dispatch, await self._decode(dispatch, encode(dispatch.asked.fields)), None)
+        except BaseException as error:
+            _give_up(dispatch, error)
+            raise
+
+    async def open_pair(self, dispatch: Dispatch, take_seat: TakeSeat) -> Delivery:
+        """Run both legs up to the first byte of the answer. Raises `LegFailed` of the leg at fault.
+
+        `take_seat` says on which decode engine, where that is not yet known; the prefill leg has then been sent.
+        """
+        prefill: _Prefill = asyncio.create_task(self._prefill(dispatch))
+        decode: _Decode = asyncio.create_task(self._decode_after(dispatch, prefill, take_seat))
+        try:
+            return Delivery(self, dispatch, await _first_byte(prefill, decode), prefill)
+        except BaseException as error:
+            await _end_both(prefill, decode)
+            _give_up(dispatch, error)
+            raise
+
+    def end_later(self, dispatch: Dispatch, prefill: _Prefill, grace_s: float) -> None:
+        """End a prefill leg that nobody waits for."""
+        if prefill.done():
+            _note_late_failure(dispatch, prefill)
             return
-        if self._complete and not self._prefill.done():
-            await asyncio.wait((self._prefill,), timeout=LINGER_S)
-        await end_task(self._prefill)
+        task = asyncio.create_task(self._end_prefill(dispatch, prefill, grace_s))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _end_prefill(self, dispatch: Dispatch, prefill: _Prefill, grace_s: float) -> None:
+        await asyncio.wait((prefill,), timeout=grace_s)
+        prefill.cancel()
+        await asyncio.wait((prefill,))
+        _note_late_failure(dispatch, prefill)
+
+    async def _decode_after(self, dispatch: Dispatch, prefill: _Prefill, take_seat: TakeSeat) -> Stream:
+        if dispatch.hold_decode_s > 0:
+            await asyncio.wait((prefill,), timeout=dispatch.hold_decode_s)
+        if dispatch.decode is None:
+            dispatch.decode = await take_seat()
+        if is_concurrent(dispatch.connector):
+            return await self._decode(dispatch, _push_body(dispatch))
+        params = await asyncio.shield(prefill)
+        return await self._decode(dispatch, _pull_body(dispatch, params))
+
+    async def _decode(self, dispatch: Dispatch, body: bytes) -> Stream:
+        seat = dispatch.decode
+        assert seat is not None
+        seat.engine.breaker.sent(time.monotonic())
+        dispatch.timeline.mark("decode_sent")
+        stream = await self._upstream.stream(seat.engine, dispatch.asked.route, body, dispatch.headers)
+        dispatch.timeline.mark("first_byte")
+        seat.written()
+        seat.engine.succeeded()
+        return stream
+
+    async def _prefill(self, dispatch: Dispatch) -> msgspec.Raw | None:
+        seat = dispatch.prefill
+        assert seat is not None
+        seat.engine.breaker.sent(time.monotonic())
+        fields = prefill_fields(dispatch.asked.route, dispatch.asked.fields)
+        body = with_params(fields, prefill_params(dispatch.connector, dispatch.key))
+        started = time.monotonic()
+        try:
+            dispatch.timeline.mark("prefill_sent")
+            answer = await self._upstream.whole(seat.engine, dispatch.asked.route, body, dispatch.headers)
+            params = read_prefill_answer(answer.body)
+        except msgspec.DecodeError as error:
+            detail = f"its answer is not JSON: {error}"
+            raise broken_leg(seat.engine.role, seat.engine.url, Cause.BROKEN, detail) from None
+        finally:
+            seat.release()
+        dispatch.timeline.mark("prefill_done")
+        seat.engine.prefilled(seat.queue_tokens, time.monotonic() - started)
+        seat.engine.succeeded()
+        return params
 
 
-async def end_task(task: "asyncio.Task[object]") -> None:
-    """Cancel a task and take its outcome, so that nothing is left unobserved."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, LegFailed):
-        await task
-
-
-async def open_local(upstream: Upstream, dispatch: Dispatch) -> Delivery:
-    """The decode engine computes the prompt itself. Raises `LegFailed`."""
-    ticket = dispatch.decode.admit(dispatch.asked.tokens)
-    try:
-        return Delivery(dispatch, await _decode(upstream, dispatch, encode(dispatch.asked.fields)), None, ticket)
-    except BaseException:
-        ticket.release()
-        raise
-
-
-async def open_pair(upstream: Upstream, dispatch: Dispatch) -> Delivery:
-    """Start both legs and wait for the first byte of the answer. Raises `LegFailed` of the leg at fault."""
-    ticket = dispatch.decode.admit(dispatch.asked.tokens)
-    prefill = asyncio.create_task(_prefill(upstream, dispatch))
-    decode: asyncio.Task[Stream] | None = None
-    try:
-        if not is_concurrent(dispatch.connector):
-            params = await prefill
-            return Delivery(dispatch, await _decode(upstream, dispatch, _pull_body(dispatch, params)), None, ticket)
-        decode = asyncio.create_task(_decode(upstream, dispatch, _push_body(dispatch)))
-        return Delivery(dispatch, await _first_byte(prefill, decode), prefill, ticket)
-    except BaseException:
-        ticket.release()
-        await _end_legs(prefill, decode)
-        raise
-
-
-async def _end_legs(prefill: "asyncio.Task[msgspec.Raw | None]", decode: "asyncio.Task[Stream] | None") -> None:
-    await end_task(prefill)
-    if decode is None:
-        return
-    if decode.done() and not decode.cancelled() and decode.exception() is None:
-        decode.result().close()
-    await end_task(decode)
-
-
-async def _first_byte(prefill: "asyncio.Task[msgspec.Raw | None]", decode: "asyncio.Task[Stream]") -> Stream:
+async def _first_byte(prefill: _Prefill, decode: _Decode) -> Stream:
     done, _ = await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
     if decode not in done:
         prefill.result()
@@ -129,42 +216,41 @@ async def _first_byte(prefill: "asyncio.Task[msgspec.Raw | None]", decode: "asyn
     raise failure
 
 
-async def _decode(upstream: Upstream, dispatch: Dispatch, body: bytes) -> Stream:
-    dispatch.timeline.mark("decode_sent")
-    stream = await upstream.stream(dispatch.decode, dispatch.asked.route, body, dispatch.headers)
-    dispatch.timeline.mark("first_byte")
-    return stream
+async def _end_both(prefill: _Prefill, decode: _Decode) -> None:
+    """Cancel both legs at once, and take their outcomes so that nothing is left open or unobserved."""
+    decode.cancel()
+    prefill.cancel()
+    await asyncio.wait((prefill, decode))
+    if not prefill.cancelled():
+        prefill.exception()
+    if not decode.cancelled() and decode.exception() is None:
+        decode.result().close()
 
 
-async def _prefill(upstream: Upstream, dispatch: Dispatch) -> msgspec.Raw | None:
-    engine = dispatch.prefill
-    assert engine is not None
-    fields = prefill_fields(dispatch.asked.route, dispatch.asked.fields)
-    body = with_params(fields, prefill_params(dispatch.connector, dispatch.key))
-    ticket = engine.admit(dispatch.asked.tokens)
-    try:
-        dispatch.timeline.mark("prefill_sent")
-        answer = await upstream.whole(engine, dispatch.asked.route, body, dispatch.headers)
-        dispatch.timeline.mark("prefill_done")
-        return read_prefill_answer(answer.body)
-    except msgspec.DecodeError as error:
-        raise broken_leg(engine.role, engine.url, Cause.BROKEN, f"its answer is not JSON: {error}") from None
-    finally:
-        ticket.release()
+def _give_up(dispatch: Dispatch, error: BaseException) -> None:
+    dispatch.release()
+    if isinstance(error, LegFailed):
+        dispatch.fail(error)
+
+
+def _note_late_failure(dispatch: Dispatch, prefill: _Prefill) -> None:
+    if not prefill.cancelled() and isinstance(failure := prefill.exception(), LegFailed):
+        dispatch.fail(failure)
 
 
 def _push_body(dispatch: Dispatch) -> bytes:
-    assert dispatch.identity is not None
-    return with_params(dispatch.asked.fields, decode_params(dispatch.connector, dispatch.key, dispatch.identity))
+    assert dispatch.prefill is not None
+    identity = dispatch.prefill.engine.identity
+    if identity is None:
+        engine = dispatch.prefill.engine
+        raise broken_leg(engine.role, engine.url, Cause.UNREACHABLE, f"its address is unknown: {engine.problem}")
+    return with_params(dispatch.asked.fields, decode_params(dispatch.connector, dispatch.key, identity))
 
 
 def _pull_body(dispatch: Dispatch, params: msgspec.Raw | None) -> bytes:
     if params is None:
         assert dispatch.prefill is not None
-        raise broken_leg(
-            dispatch.prefill.role,
-            dispatch.prefill.url,
-            Cause.BROKEN,
-            "its answer has no kv_transfer_params; is a KV connector configured on it?",
-        )
+        engine = dispatch.prefill.engine
+        detail = "its answer has no kv_transfer_params; is a KV connector configured on it?"
+        raise broken_leg(engine.role, engine.url, Cause.BROKEN, detail)
     return with_params(dispatch.asked.fields, params)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import aiohttp
+import msgspec
 
 from kvpush.router.answers import Answer, Cause, LegFailed, broken_leg
 from kvpush.router.config import RouterConfig
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 _JSON = "application/json"
+_ERROR_EVENT = b'data: {"error":'
+"""vLLM answers 200 to a stream before the request has run; this is how it says that it then failed."""
 
 
 class Upstream:
@@ -68,7 +71,10 @@ class Upstream:
             try:
                 if response.status // 100 != 2:
                     raise _refused(engine, response, await _read_bounded(response))
-                return Stream(engine, response, await response.content.readany(), self._config.idle_timeout_s)
+                stream = Stream(engine, response, await response.content.readany(), self._config.idle_timeout_s)
+                if stream.is_events and stream.first.startswith(_ERROR_EVENT):
+                    raise _failed_event(engine, stream.first)
+                return stream
             except BaseException:
                 response.close()
                 raise
@@ -97,7 +103,7 @@ class Stream:
         self.content_type = response.headers.get("Content-Type", _JSON)
         self.content_length = response.headers.get("Content-Length")
         self._response = response
-        self._first = first
+        self.first = first
         self._idle_timeout_s = idle_timeout_s
 
     @property
@@ -107,8 +113,8 @@ class Stream:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises `LegFailed` when it breaks off."""
-        if self._first:
-            yield self._first
+        if self.first:
+            yield self.first
         content = self._response.content
         while True:
             with mapped(self.engine):
@@ -148,6 +154,24 @@ def _say(error: Exception) -> str:
 def _refused(engine: Engine, response: aiohttp.ClientResponse, body: bytes) -> LegFailed:
     answer = Answer(response.status, body, response.headers.get("Content-Type", _JSON))
     return LegFailed(engine.role, engine.url, Cause.REFUSED, answer)
+
+
+class _Error(msgspec.Struct):
+    code: int = 500
+
+
+class _ErrorEvent(msgspec.Struct):
+    error: _Error
+
+
+def _failed_event(engine: Engine, first: bytes) -> LegFailed:
+    """A stream whose first event is an error, as the answer it would have been without a stream."""
+    body = first[len(b"data: ") :].split(b"\n\n", 1)[0]
+    try:
+        code = msgspec.json.decode(body, type=_ErrorEvent).error.code
+    except msgspec.DecodeError:
+        code = 500
+    return LegFailed(engine.role, engine.url, Cause.REFUSED, Answer(code if 400 <= code < 600 else 500, body))
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:

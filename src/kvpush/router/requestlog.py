@@ -1,0 +1,49 @@
+"""One log line per request: JSON, so that the lines of router and engines can be joined by transfer id."""
+
+import logging
+
+import msgspec
+
+from kvpush.router.dispatcher import Journey
+from kvpush.router.metrics import Ending
+
+logger = logging.getLogger("kvpush.router.request")
+
+
+class RequestLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the line says. `ms` maps stages to milliseconds since the request arrived; a retry's replace
+    those of the try before it."""
+
+    ending: Ending
+    route: str = ""
+    path: str = ""
+    transfer_id: str = ""
+    prefill: str = ""
+    decode: str = ""
+    tokens: int = 0
+    tries: int = 0
+    failures: list[str] = []
+    ms: dict[str, float] = {}
+
+
+def log_request(journey: Journey, ending: Ending) -> None:
+    """Write the line; nothing is built when nobody reads it."""
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("%s", msgspec.json.encode(request_line(journey, ending)).decode())
+
+
+def request_line(journey: Journey, ending: Ending) -> RequestLine:
+    """The line for a request that has ended."""
+    last = journey.trail[-1] if journey.trail else None
+    return RequestLine(
+        ending=ending,
+        route=journey.asked.route,
+        path=last.path if last else "",
+        transfer_id=last.key.transfer_id if last else "",
+        prefill=last.prefill.engine.url if last and last.prefill else "",
+        decode=last.decode.engine.url if last and last.decode else "",
+        tokens=journey.asked.tokens,
+        tries=len(journey.trail),
+        failures=[str(failure) for dispatch in journey.trail for failure in dispatch.failures],
+        ms=journey.timeline.milliseconds(),
+    )
