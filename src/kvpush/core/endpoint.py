@@ -29,6 +29,7 @@ from kvpush.core.messages import (
     Refuse,
     Register,
     Welcome,
+    Writing,
     Written,
     decode_frame,
     decode_notice,
@@ -188,14 +189,14 @@ class Endpoint:
                 self._refused(session, message, now)
             case Accepted():
                 self._receiver.accepted(message.key, session, now)
+            case Writing() | Draining():
+                self._receiver.writing(message.key, session)
             case Written():
                 self._receiver.written(message.key, session, now)
             case Failed():
                 self._receiver.failed(message.key, session, message.reason, message.detail, now)
             case Dropped() | Drained():
                 self._receiver.released(message.key, session, now)
-            case Draining():
-                pass
             case Beat():
                 session.clock = max(session.clock, message.clock)
                 self._receiver.beat(message, session, now)

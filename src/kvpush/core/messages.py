@@ -68,6 +68,20 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     key: Key
 
 
+class Writing(msgspec.Struct, frozen=True, tag="writing"):
+    """Sender: a hint that a write has been posted. It makes progress only while its receiver polls the transport."""
+
+    key: Key
+
+
+class Writing(msgspec.Struct, frozen=True, tag="writing"):
+    """Sender: a hint that write number `part` is being posted. Some transports move bytes only while the receiver
+    polls them too, and a receiver need not poll before."""
+
+    key: Key
+    part: int
+
+
 class Written(msgspec.Struct, frozen=True, tag="written"):
     """Sender: a hint that every write has been done. The notice is the authority."""
 
@@ -141,6 +155,8 @@ Message = (
     | Refuse
     | Register
     | Accepted
+    | Writing
+    | Writing
     | Written
     | Failed
     | Cancel

@@ -117,6 +117,13 @@ class Receiver:
             self._end_with(transfer, Outcome.FAILED, Reason.PREFILL_FAILED, "the sender dropped the transfer")
             self._step(transfer, RecvInput.RELEASE, now)
 
+    def writing(self, key: Key, session: Session) -> None:
+        """The sender has posted a write, which needs our transport to be polled."""
+        transfer = self._transfers.get(key)
+        if transfer is not None and transfer.target == session.target and transfer.registered:
+            self._noticing += not transfer.noticing
+            transfer.writing = True
+
     def written(self, key: Key, session: Session, now: float) -> None:
         """The sender says that all has been written: the notices must come soon, if they have not already."""
         transfer = self._transfers.get(key)

@@ -16,7 +16,8 @@ class Receiving:
 
     `seen` are the parts whose notices have arrived, of `parts` (0: not known yet). `holds`: our engine waits
     for a ReceiveEnded. `end` is how a transfer that cannot succeed any more will end. `retry_at` is when to
-    repeat what was not answered, `limit_at` when to stop waiting, `told_at` when Written came.
+    repeat what was not answered, `limit_at` when to stop waiting. `writing`: Writing came; `told_at`: when Written
+    did.
     """
 
     key: Key
@@ -32,6 +33,7 @@ class Receiving:
     end: Ending | None = None
     retry_at: float | None = None
     limit_at: float | None = None
+    writing: bool = False
     told_at: float | None = None
     at: dict[str, float] = field(default_factory=dict)
 
@@ -43,7 +45,7 @@ class Receiving:
     @property
     def noticing(self) -> bool:
         """Whether notices are on their way, as far as we know."""
-        return self.told_at is not None or bool(self.seen)
+        return self.writing or self.told_at is not None or bool(self.seen)
 
     @property
     def complete(self) -> bool:

@@ -20,6 +20,7 @@ from kvpush.core.messages import (
     Failed,
     Message,
     Register,
+    Writing,
     Written,
     encode_notice,
 )
@@ -161,6 +162,8 @@ class Sender:
             stone = self._retired.get(key)
             if transfer is not None and (transfer.caller is None or transfer.caller is caller):
                 renewed += self._renew(transfer, min(echo, now))
+                if transfer.ops:  # a lost hint would hold up the write
+                    self._say(transfer, Writing(key))
             elif stone is not None:
                 ended.append(End(key, stone.outcome, stone.reason))
             else:
@@ -351,7 +354,9 @@ class Sender:
         transfer.descriptors += copy.descriptors
         transfer.at.setdefault("posted", now)
         parts = transfer.parts if transfer.all_posted else 0
+        self._say(transfer, Writing(transfer.key, transfer.parts - 1))
         notice = encode_notice(transfer.caller.epoch, transfer.key, transfer.parts - 1, parts)
+        self._say(transfer, Writing(transfer.key))
         self._outbox.effect(Post(op, transfer.caller.name, copy, notice))
         self._step(transfer, SendInput.POST, now)
 
