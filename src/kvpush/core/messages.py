@@ -69,17 +69,10 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
 
 
 class Writing(msgspec.Struct, frozen=True, tag="writing"):
-    """Sender: a hint that a write has been posted. It makes progress only while its receiver polls the transport."""
+    """Sender: a hint that a write is being posted. Some transports move bytes only while the receiver polls them
+    too, and a receiver need not poll before."""
 
     key: Key
-
-
-class Writing(msgspec.Struct, frozen=True, tag="writing"):
-    """Sender: a hint that write number `part` is being posted. Some transports move bytes only while the receiver
-    polls them too, and a receiver need not poll before."""
-
-    key: Key
-    part: int
 
 
 class Written(msgspec.Struct, frozen=True, tag="written"):
@@ -155,7 +148,6 @@ Message = (
     | Refuse
     | Register
     | Accepted
-    | Writing
     | Writing
     | Written
     | Failed

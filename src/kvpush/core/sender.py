@@ -354,7 +354,6 @@ class Sender:
         transfer.descriptors += copy.descriptors
         transfer.at.setdefault("posted", now)
         parts = transfer.parts if transfer.all_posted else 0
-        self._say(transfer, Writing(transfer.key, transfer.parts - 1))
         notice = encode_notice(transfer.caller.epoch, transfer.key, transfer.parts - 1, parts)
         self._say(transfer, Writing(transfer.key))
         self._outbox.effect(Post(op, transfer.caller.name, copy, notice))
