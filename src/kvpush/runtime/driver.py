@@ -45,10 +45,15 @@ class Pace:
     """
 
     SLOWEST_S = 0.001
+    RARE_S = 0.02
+    """Between polls while nothing is known to be in flight, but a transfer is open: its hint may have been lost, and a
+    connection that is being set up needs both sides' polls."""
+    AFTERGLOW_S = 1.0
+    """How long such rare polls go on after the last thing that happened: what has left us may still need a push."""
 
     def __init__(self, fastest_s: float) -> None:
         self._fastest_s = fastest_s
-        self._since = 0.0
+        self._since = float("-inf")
 
     def happened(self, now: float) -> None:
         """Something was posted, has finished or has arrived: look often again."""
@@ -57,6 +62,10 @@ class Pace:
     def wait_s(self, now: float) -> float:
         """How long to wait before the next poll."""
         return max(self._fastest_s, min(self.SLOWEST_S, (now - self._since) / 16))
+
+    def glows(self, now: float) -> bool:
+        """Whether something has happened not long ago."""
+        return now < self._since + self.AFTERGLOW_S
 
 
 class Driver:
@@ -130,7 +139,7 @@ class Driver:
                     self._guard(self._endpoint.link_refused, link, self._clock())
 
     def _take_completions(self) -> None:
-        if self._polling:
+        if self._poll_wait_s(self._clock()) is not None:
             for happened in self._transport.poll():
                 self._pace.happened(self._clock())
                 self._guard(self._complete, happened)
@@ -144,10 +153,11 @@ class Driver:
     def _pass_time(self) -> None:
         self._endpoint.tick(self._clock())
 
-    @property
-    def _polling(self) -> bool:
-        """Whether the transport may have anything to tell."""
-        return self._endpoint.ops_in_flight > 0 or self._endpoint.notices_due > 0
+    def _poll_wait_s(self, now: float) -> float | None:
+        """How long to wait between polls of the transport; None while it cannot have anything to tell."""
+        if self._endpoint.ops_in_flight or self._endpoint.notices_due:
+            return self._pace.wait_s(now)
+        return Pace.RARE_S if self._endpoint.transfers or self._pace.glows(now) else None
 
     # outputs ------------------------------------------------------------------------------------------
     def _carry_out(self) -> None:
@@ -215,10 +225,8 @@ class Driver:
         if self._effects or self._stopped:
             return
         now = self._clock()
-        wait_s = self._until_deadline(now)
-        if self._polling:
-            poll_s = self._pace.wait_s(now)
-            wait_s = poll_s if wait_s is None else min(wait_s, poll_s)
+        waits = [wait for wait in (self._until_deadline(now), self._poll_wait_s(now)) if wait is not None]
+        wait_s = min(waits, default=None)
         if wait_s is not None and wait_s < Pace.SLOWEST_S:
             time.sleep(wait_s)
         elif self._mailbox.fall_asleep():
