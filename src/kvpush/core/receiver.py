@@ -16,6 +16,7 @@ from kvpush.core.retired import Retired
 from kvpush.core.tables import RECEIVER, Recv, RecvAction, RecvInput
 from kvpush.core.timers import Timers
 
+_NEVER = float("inf")
 _LIVE = (Recv.EXPECTING, Recv.CONNECTING, Recv.REGISTERED, Recv.ACCEPTED)
 
 
@@ -203,7 +204,7 @@ class Receiver:
             transfer = self._transfers[key]
             if transfer.state is Recv.QUARANTINED:
                 self._step(transfer, RecvInput.SAFE, now)
-            elif transfer.told_at is not None and transfer.state is not Recv.CANCELLING:
+            elif now >= self._noticed_by(transfer):
                 self._end_with(transfer, Outcome.FAILED, Reason.NOTICE_LOST, "written, but never noticed")
                 self._step(transfer, RecvInput.FAIL, now)
             elif transfer.limit_at is not None and now >= transfer.limit_at:
@@ -220,10 +221,15 @@ class Receiver:
         transfer = self._transfers.get(key)
         if transfer is None:
             return None
-        told = None if transfer.told_at is None else transfer.told_at + self._config.notice_grace_s
-        if transfer.state in (Recv.CANCELLING, Recv.QUARANTINED):
-            told = None
-        return min((t for t in (transfer.retry_at, transfer.limit_at, told) if t is not None), default=None)
+        deadlines = [t for t in (transfer.retry_at, transfer.limit_at) if t is not None]
+        earliest = min(self._noticed_by(transfer), *deadlines) if deadlines else self._noticed_by(transfer)
+        return earliest if earliest < _NEVER else None
+
+    def _noticed_by(self, transfer: Receiving) -> float:
+        """When the notices must have come after the sender has said that all is written."""
+        if transfer.told_at is None or transfer.state in (Recv.CANCELLING, Recv.QUARANTINED):
+            return _NEVER
+        return transfer.told_at + self._config.notice_grace_s
 
     def _wait(self, transfer: Receiving, retry_at: float | None, limit_at: float | None) -> None:
         transfer.retry_at, transfer.limit_at = retry_at, limit_at

@@ -49,8 +49,8 @@ class Receiving:
 
     @property
     def complete(self) -> bool:
-        """Whether every part has been noticed."""
-        return bool(self.parts) and len(self.seen) == self.parts
+        """Whether each of the parts has been noticed."""
+        return bool(self.parts) and len(self.seen.intersection(range(self.parts))) == self.parts
 
     @property
     def ending(self) -> Ending:

@@ -26,7 +26,7 @@ from kvpush.core.messages import (
 )
 from kvpush.core.outbox import Outbox
 from kvpush.core.planner import Plan, plan
-from kvpush.core.retired import Retired
+from kvpush.core.retired import Retired, Tombstone
 from kvpush.core.sending import Sending
 from kvpush.core.tables import SENDER, Send, SendAction, SendInput
 from kvpush.core.timers import Timers
@@ -117,7 +117,7 @@ class Sender:
         stone = self._retired.get(message.key)
         if stone is not None:
             self._outbox.count("late_message", Reason.RETIRED_TRANSFER)
-            self._tell(caller, Failed(message.key, _told(stone.outcome, stone.reason), "this transfer has ended"))
+            self._tell(caller, _epitaph(message.key, stone))
             return
         check_blocks(caller.layout, message.span, message.blocks)
         known = self._transfers.get(message.key)
@@ -372,6 +372,14 @@ class Sender:
         """The request that a live transfer belongs to."""
         transfer = self._transfers.get(key)
         return transfer.request_id if transfer is not None else None
+
+
+def _epitaph(key: Key, stone: Tombstone) -> Message:
+    """What a registration for a transfer that has ended is told. After a delivery its notice is still under way, and
+    must not be overtaken by a failure; one that asks for what others have got waits for a notice in vain."""
+    if (stone.outcome, stone.reason) == (Outcome.DELIVERED, Reason.OK):
+        return Written(key)
+    return Failed(key, _told(stone.outcome, stone.reason), "this transfer has ended")
 
 
 def _told(outcome: Outcome, reason: Reason) -> Reason:
