@@ -1,14 +1,13 @@
 """One streaming completion over HTTP, timed as `vllm bench serve` times it."""
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import msgspec
 
 from kvpush.bench.workload import Prompt
-
-_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=300)
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -45,11 +44,20 @@ class _Chunk(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Chunk)
 
 
-async def complete(session: aiohttp.ClientSession, url: str, model: str, prompt: Prompt, request_id: str) -> Answer:
+@dataclass(frozen=True)
+class Target:
+    """Where to send: base URL and the model's name there. A request that takes longer than `timeout_s` has failed."""
+
+    url: str
+    model: str
+    timeout_s: float = 120.0
+
+
+async def complete(session: aiohttp.ClientSession, target: Target, prompt: Prompt, request_id: str) -> Answer:
     """Send one request and read its stream to the end. Errors are in the answer, never raised."""
     answer = Answer(request_id=request_id, sent=time.monotonic(), ended=0.0)
     body = {
-        "model": model,
+        "model": target.model,
         "prompt": prompt.text,
         "max_tokens": prompt.output,
         "temperature": 0.0,
@@ -59,7 +67,10 @@ async def complete(session: aiohttp.ClientSession, url: str, model: str, prompt:
     }
     try:
         async with session.post(
-            f"{url}/v1/completions", json=body, headers={"X-Request-Id": request_id}, timeout=_TIMEOUT
+            f"{target.url}/v1/completions",
+            json=body,
+            headers={"X-Request-Id": request_id},
+            timeout=aiohttp.ClientTimeout(total=target.timeout_s),
         ) as response:
             answer.path = response.headers.get("x-kvpush-path", "")
             answer.transfer_id = response.headers.get("x-kvpush-transfer-id", "")

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from kvpush.bench.load import Concurrency, Target, offer
+from kvpush.bench.client import Target
+from kvpush.bench.load import Concurrency, offer
 from kvpush.bench.workload import Prompt
 from kvpush.core.errors import KVPushError
 from kvpush.sim.kvfunc import FIRST_TOKEN

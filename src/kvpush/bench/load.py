@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from kvpush.bench.client import Answer, complete
+from kvpush.bench.client import Answer, Target, complete
 from kvpush.bench.workload import Prompt, poisson_arrivals
 
 
@@ -35,14 +35,6 @@ class Rate:
 Load = Concurrency | Rate
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where to send: base URL and the model's name there."""
-
-    url: str
-    model: str
-
-
 def offer(
     target: Target, prompts: Sequence[Prompt], load: Load, name: str, seed: int, answered: Callable[[], None]
 ) -> list[Answer]:
@@ -59,7 +51,7 @@ async def _offer(
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def send(i: int) -> Answer:
-            answer = await complete(session, target.url, target.model, prompts[i], f"{name}-{i}")
+            answer = await complete(session, target, prompts[i], f"{name}-{i}")
             answered()
             return answer
 

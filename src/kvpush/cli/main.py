@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import kvpush
+from kvpush.cli.bench import bench_app
 from kvpush.cli.demo import demo_command
 from kvpush.cli.doctor import doctor_command
 from kvpush.cli.models_command import models_command
@@ -30,6 +31,7 @@ app.command("router")(router_command)
 app.command("models")(models_command)
 app.command("doctor")(doctor_command)
 app.command("demo")(demo_command)
+app.add_typer(bench_app)
 
 
 def _show_version(asked: bool) -> None:
