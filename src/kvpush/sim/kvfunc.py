@@ -2,7 +2,7 @@
 
 Both sides use it: the worker writes and reads KV with it, the benchmark computes the expected text with it.
 All arithmetic is on int64 and wraps; a *plane* is one word of one KV head of one layer (see memory.py).
-The constants are the odd multipliers of splitmix64 (Steele, Lea, Flood 2014), as signed numbers.
+The constants are the multipliers of splitmix64 (Steele, Lea, Flood 2014).
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,20 @@ FIRST_TOKEN = 4
 SPOTS = 16
 """KV words that one sampled token depends on, drawn anew for each context length."""
 
-_GAMMA = np.int64(0x9E3779B97F4A7C15 - 2**64)
-_MIX1 = np.int64(0xBF58476D1CE4E5B9 - 2**64)
-_MIX2 = np.int64(0x94D049BB133111EB - 2**64)
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+_SALTED = np.int64(0xBF58476D1CE4E5B9 - 2**64)
 
 
 def mix(values: ArrayLike) -> Words:
-    """Scramble int64 values, one by one."""
-    words = np.atleast_1d(np.asarray(values, dtype=np.int64)) * _GAMMA
-    words = (words ^ (words >> 30)) * _MIX1
-    words = (words ^ (words >> 27)) * _MIX2
-    return words ^ (words >> 31)
+    """Scramble int64 values, one by one; different values stay different."""
+    # logical shifts, which int64 does not have
+    words = np.atleast_1d(np.asarray(values, dtype=np.int64)).view(np.uint64) * _GAMMA
+    words = (words ^ (words >> np.uint64(30))) * _MIX1
+    words = (words ^ (words >> np.uint64(27))) * _MIX2
+    mixed: Words = (words ^ (words >> np.uint64(31))).view(np.int64)
+    return mixed
 
 
 def line_seeds(tokens: Words, positions: Words) -> Words:
@@ -37,13 +40,13 @@ def line_seeds(tokens: Words, positions: Words) -> Words:
 
 
 def plane_salts(planes: int) -> Words:
-    """One value per plane."""
-    return mix(np.arange(1, planes + 1, dtype=np.int64))
+    """One value per plane, none of them a seed of `line_seeds`."""
+    return mix(-np.arange(1, planes + 1, dtype=np.int64))
 
 
 def kv_words(seeds: Words, salts: Words) -> Words:
     """KV words of every seed (token) in every plane: shape (tokens, planes)."""
-    words: Words = (seeds[:, None] ^ salts[None, :]) * _MIX1
+    words: Words = (seeds[:, None] ^ salts[None, :]) * _SALTED
     return words
 
 
@@ -75,6 +78,6 @@ def expected_tokens(prompt: Sequence[int], count: int, planes: int, vocabulary: 
     positions, chosen = spots(contexts, planes)
     for row, context in enumerate(contexts):
         seeds = line_seeds(tokens[positions[row]], positions[row])
-        words = (seeds ^ salts[chosen[row]]) * _MIX1
+        words = (seeds ^ salts[chosen[row]]) * _SALTED
         tokens[context] = next_tokens(words[None, :], vocabulary)[0]
     return [int(token) for token in tokens[len(prompt) :]]
