@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from router.stub import POLL_S, Reply, Seen, Stub, good_decode, good_prefill, ru
 
 from kvpush.core.ids import Address, EngineId
 from kvpush.router.app import running
-from kvpush.router.config import Connector, EngineSpec, RouterConfig
+from kvpush.router.config import Connector, EngineSpec, RouterConfig, SelfCheckMode
 
 Script = Callable[[Seen], Reply]
 PROMPT = "word " * 40
@@ -108,6 +108,8 @@ async def rigged(
                 "decode": tuple(EngineSpec(url=stub.url) for stub in decodes),
                 "port": 0,
                 "poll_s": 0.05,
+                "drain_timeout_s": 0.2,
+                "self_check": SelfCheckMode.OFF,
                 **settings,
             }
         )
@@ -125,7 +127,12 @@ def spec_of(stub: Stub, connector: Connector | None) -> EngineSpec:
     return EngineSpec(url=stub.url, control=Address("127.0.0.1", 5600), engine_id=EngineId("side"))
 
 
-async def wait_ready(rig: Rig, within_s: float = 5.0) -> None:
+async def until_true(check: Callable[[], Awaitable[bool]], within_s: float = 5.0) -> None:
+    """Ask again and again. Raises `TimeoutError` when the answer stays no."""
     async with asyncio.timeout(within_s):
-        while not await rig.is_ready():  # noqa: ASYNC110
+        while not await check():  # noqa: ASYNC110 - any condition can be waited for
             await asyncio.sleep(POLL_S)
+
+
+async def wait_ready(rig: Rig) -> None:
+    await until_true(rig.is_ready, 10.0)

@@ -91,6 +91,8 @@ class Stub:
     waiting: int = 0
     kv_usage: float = 0.0
     moved_tokens: int = 0
+    moves_tokens: int = 0  # what each leg with a remote prefill adds to them
+    written_bytes: int = 0
     url: str = ""
     seen: list[Seen] = field(default_factory=list)
 
@@ -146,8 +148,10 @@ async def _serve(stub: Stub, request: web.Request) -> web.StreamResponse:
         request.path, json.loads(body) if body else {}, {name.lower(): value for name, value in request.headers.items()}
     )
     stub.seen.append(seen)
+    if seen.body.get("kv_transfer_params", {}).get("do_remote_prefill"):
+        stub.moved_tokens += stub.moves_tokens
     try:
-        return await _answer(request, stub.script(seen))
+        return await _answer(stub, request, stub.script(seen))
     except (asyncio.CancelledError, ConnectionError):
         seen.aborted = True
         raise
@@ -155,7 +159,7 @@ async def _serve(stub: Stub, request: web.Request) -> web.StreamResponse:
         seen.ended.set()
 
 
-async def _answer(request: web.Request, reply: Reply) -> web.StreamResponse:
+async def _answer(stub: Stub, request: web.Request, reply: Reply) -> web.StreamResponse:
     response = web.StreamResponse(status=reply.status, headers={"Content-Type": reply.content_type})
     if not reply.head_first:
         await asyncio.sleep(reply.wait_s)
@@ -173,6 +177,7 @@ async def _answer(request: web.Request, reply: Reply) -> web.StreamResponse:
             await response.write(chunk[: len(chunk) // 2])
             return _drop(request, response)
         await response.write(chunk)
+        stub.written_bytes += len(chunk)
     await response.write_eof()
     return response
 

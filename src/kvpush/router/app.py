@@ -8,9 +8,13 @@ from contextlib import asynccontextmanager
 
 import uvloop
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from kvpush.core.errors import ConfigError
+from kvpush.router.admin import has_key
+from kvpush.router.answers import error_answer
 from kvpush.router.config import RouterConfig
+from kvpush.router.relay import send_answer
 from kvpush.router.service import Service
 
 logger = logging.getLogger(__name__)
@@ -21,10 +25,14 @@ SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 def make_app(config: RouterConfig) -> web.Application:
     """The router as an aiohttp application. Run it with handler cancellation on, or clients that leave are
     noticed late."""
-    app = web.Application(client_max_size=config.max_body_bytes)
+    app = web.Application(client_max_size=config.max_body_bytes, middlewares=[_key_check(config)])
     app.cleanup_ctx.append(_service_context(config))
     app.router.add_get("/health", _handler(Service.health))
     app.router.add_get("/metrics", _handler(Service.metrics))
+    app.router.add_get("/admin/engines", _handler(lambda service, request: service.admin.list(request)))
+    app.router.add_post("/admin/engines", _handler(lambda service, request: service.admin.add(request)))
+    app.router.add_delete("/admin/engines", _handler(lambda service, request: service.admin.remove(request)))
+    app.router.add_post("/drain", _handler(lambda service, request: service.admin.drain(request)))
     app.router.add_post("/v1/completions", _handler(Service.generate))
     app.router.add_post("/v1/chat/completions", _handler(Service.generate))
     app.router.add_route("*", "/{path:.*}", _handler(Service.relay))
@@ -51,16 +59,42 @@ def _handler(
     return handle
 
 
+_OPEN_ROUTES = ("/health", "/metrics")
+_ADMIN_ROUTES = ("/admin/", "/drain")
+
+
+def _key_check(config: RouterConfig) -> Middleware:
+    """Refuse clients without a key; probes, and the admin routes with a key of their own, excepted."""
+    keys = tuple(config.api_keys)
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        is_free = not keys or request.path in _OPEN_ROUTES or request.path.startswith(_ADMIN_ROUTES)
+        if is_free or has_key(request, keys):
+            return await handler(request)
+        message = "The API key is missing or wrong. Send it as 'Authorization: Bearer KEY'."
+        return send_answer(error_answer(401, message, "authentication_error"), {})
+
+    return check
+
+
 @asynccontextmanager
 async def running(config: RouterConfig) -> AsyncIterator[str]:
     """Serve inside this block; yields the base URL, with the real port where `config.port` is 0.
 
     Raises `ConfigError` when the address cannot be listened on.
     """
-    runner = web.AppRunner(make_app(config), access_log=None, handler_cancellation=True, shutdown_timeout=5.0)
+    runner = web.AppRunner(
+        make_app(config),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=config.drain_timeout_s,
+        max_line_size=config.max_header_bytes,
+        max_field_size=config.max_header_bytes,
+    )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.host, config.port)
+        site = web.TCPSite(runner, config.host, config.port, reuse_port=config.workers > 1 or None)
         try:
             await site.start()
         except OSError as error:

@@ -32,6 +32,13 @@ class PrefillLoss(StrEnum):
     RECOMPUTE = "recompute"  # the decode engine alone; header and counter say so
 
 
+class SelfCheckMode(StrEnum):
+    """Whether a request is sent through each pair of engines before the router is called ready."""
+
+    ON = "on"
+    OFF = "off"
+
+
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine as configured. What is None is read from the engine's own `/metrics`."""
 
@@ -84,11 +91,17 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The router's settings. Times in seconds, sizes in bytes.
 
     `first_byte_timeout_s` bounds the wait for the first byte of an answer, and `queue_timeout_s` the wait in the router
-    before it; `idle_timeout_s` the wait for each further byte. `local_below_tokens`: shorter prompts go to D alone.
-    `unwritten_fraction` bounds what each decode engine sets aside for KV on its way, as a part of its pool.
-    `late_decode` starts the prefill leg at once and chooses the decode engine `late_decode_lead_s` before the prompt
-    is expected to be done. `engine_api_key` is sent to the engines; when it is
-    "", and the router asks for no keys of its own, the client's Authorization header is passed on.
+    before it; `idle_timeout_s` the wait for each further byte. `body_timeout_s` bounds the time a client may take to
+    send its request, `client_stall_timeout_s` how long it may not read its answer. `drain_timeout_s` is what answers
+    in progress get when the router is stopped.
+
+    `local_below_tokens`: shorter prompts go to a decode engine alone. `unwritten_fraction` bounds what each decode
+    engine sets aside for KV on its way, as a part of its pool. `late_decode` starts the prefill leg at once and chooses
+    the decode engine `late_decode_lead_s` before the prompt is expected to be done.
+
+    `api_keys`: clients must send one of them, if there are any. `admin_key` "" turns the admin routes off.
+    `engine_api_key` is sent to the engines; when it is "", and the router asks for no keys of its own, the client's
+    Authorization header is passed on. `engines_file` names more engines (see enginefile.py).
     """
 
     prefill: tuple[EngineSpec, ...] = ()
@@ -112,6 +125,14 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 64 * 1024 * 1024
     engine_api_key: str = ""
     api_keys: frozenset[str] = frozenset()
+    admin_key: str = ""
+    engines_file: str = ""
+    self_check: SelfCheckMode = SelfCheckMode.ON
+    max_header_bytes: int = 16 * 1024
+    body_timeout_s: float = 60.0
+    client_stall_timeout_s: float = 120.0
+    drain_timeout_s: float = 10.0
+    workers: int = 1
 
     def __post_init__(self) -> None:
         _check_positive(self)
@@ -132,13 +153,13 @@ def _check_positive(config: RouterConfig) -> None:
 
 def _check_engines(config: RouterConfig) -> None:
     urls = [spec.url for spec in config.prefill + config.decode]
-    if not config.decode:
+    if not config.decode and not config.engines_file:
         raise ConfigError("decode", "no decode engine is named", "Give at least one --decode http://HOST:PORT.")
     if twice := {url for url in urls if urls.count(url) > 1}:
         raise ConfigError("engine", f"{min(twice)} is named twice", "Name each engine once, in one role.")
     if config.connector is Connector.NONE and config.prefill:
         raise ConfigError("prefill", "connector 'none' has no prefill leg", "Name the engines with --decode.")
-    if config.connector is not Connector.NONE and not config.prefill:
+    if config.connector is not Connector.NONE and not config.prefill and not config.engines_file:
         raise ConfigError(
             "prefill",
             f"no prefill engine is named, but connector '{config.connector}' needs one",

@@ -36,6 +36,7 @@ class Engine:
     `sample` is None until a poll has worked, and again after one has failed; `problem` says why the last one
     did. `requests` and `tokens` are the router's own legs in flight, `unwritten_tokens` those promised to a
     decode engine whose KV has not arrived yet. `refresh` asks for a poll now; `room` says that promises shrank.
+    `generation` counts the engine's starts.
     """
 
     spec: EngineSpec
@@ -46,6 +47,7 @@ class Engine:
     requests: int = 0
     tokens: int = 0
     unwritten_tokens: int = 0
+    generation: int = 0
     served: int = 0
     failed: Counter[Cause] = field(default_factory=Counter)
     breaker: Breaker = field(default_factory=Breaker)
@@ -94,6 +96,7 @@ class Engine:
         """A poll has worked. A restarted engine has an empty cache and a clean record."""
         before = self.sample
         if before is None or (before.identity, before.started_at) != (sample.identity, sample.started_at):
+            self.generation += 1
             self.prefixes.clear()
             self.breaker.succeeded()
         self.sample, self.problem, self._requests_at_poll = sample, "", self.requests

@@ -19,6 +19,7 @@ class Ending(StrEnum):
     REFUSED = "refused"  # a complete error answer
     BROKEN_OFF = "broken_off"  # an error after the first byte
     CLIENT_LEFT = "client_left"
+    CLIENT_STALLED = "client_stalled"  # it stopped reading for too long
 
 
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)

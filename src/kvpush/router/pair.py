@@ -129,7 +129,7 @@ class Legs:
             _give_up(dispatch, error)
             raise
 
-    async def open_pair(self, dispatch: Dispatch, take_seat: TakeSeat) -> Delivery:
+    async def open_pair(self, dispatch: Dispatch, take_seat: TakeSeat | None = None) -> Delivery:
         """Run both legs up to the first byte of the answer. Raises `LegFailed` of the leg at fault.
 
         `take_seat` says on which decode engine, where that is not yet known; the prefill leg has then been sent.
@@ -158,10 +158,10 @@ class Legs:
         await asyncio.wait((prefill,))
         _note_late_failure(dispatch, prefill)
 
-    async def _decode_after(self, dispatch: Dispatch, prefill: _Prefill, take_seat: TakeSeat) -> Stream:
+    async def _decode_after(self, dispatch: Dispatch, prefill: _Prefill, take_seat: TakeSeat | None) -> Stream:
         if dispatch.hold_decode_s > 0:
             await asyncio.wait((prefill,), timeout=dispatch.hold_decode_s)
-        if dispatch.decode is None:
+        if dispatch.decode is None and take_seat is not None:
             dispatch.decode = await take_seat()
         if is_concurrent(dispatch.connector):
             return await self._decode(dispatch, _push_body(dispatch))

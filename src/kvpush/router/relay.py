@@ -5,6 +5,7 @@ an error event a client understands. A client that reads slowly stops the readin
 waits, and no more than the two sockets' buffers is held.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 
 import msgspec
@@ -36,17 +37,25 @@ def send_answer(answer: Answer, headers: Mapping[str, str]) -> web.Response:
 
 
 async def send_stream(
-    request: web.Request, stream: Stream, chunks: AsyncIterator[bytes], headers: Mapping[str, str]
+    request: web.Request,
+    stream: Stream,
+    chunks: AsyncIterator[bytes],
+    headers: Mapping[str, str],
+    stall_timeout_s: float,
 ) -> tuple[web.StreamResponse, Ending]:
-    """Relay an answer that has begun, and say how it ended."""
+    """Relay an answer that has begun, and say how it ended. A client may stop reading for `stall_timeout_s`."""
     response = web.StreamResponse(status=stream.status, headers={**headers, "Content-Type": stream.content_type})
     if stream.content_length is not None:
         response.content_length = int(stream.content_length)
     try:
         await response.prepare(request)
         async for chunk in whole_events(chunks) if stream.is_events else chunks:
-            await response.write(chunk)
+            async with asyncio.timeout(stall_timeout_s):
+                await response.write(chunk)
         await response.write_eof()
+    except TimeoutError:
+        _hang_up(request, response)
+        return response, Ending.CLIENT_STALLED
     except LegFailed as failure:
         await _break_off(request, response, stream, failure)
         return response, Ending.BROKEN_OFF
@@ -71,6 +80,13 @@ async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             held = held[cut:]
     if held:
         yield held
+
+
+def _hang_up(request: web.Request, response: web.StreamResponse) -> None:
+    """Drop a client that does not read, with what it has not read."""
+    response.force_close()
+    if request.transport is not None:
+        request.transport.abort()
 
 
 async def _break_off(request: web.Request, response: web.StreamResponse, stream: Stream, failure: LegFailed) -> None:

@@ -46,8 +46,10 @@ _WAITING = "vllm:num_requests_waiting"
 _USAGE = "vllm:kv_cache_usage_perc"
 _CACHE = "vllm:cache_config_info"
 _STARTED = "process_start_time_seconds"
-_MOVED = "vllm:external_prefix_cache_hits_total"
-_NAMES = "|".join((_INFO, _RUNNING, _WAITING, _USAGE, _CACHE, _STARTED, _MOVED))
+_HITS = "vllm:external_prefix_cache_hits_total"
+_SOURCES = "vllm:prompt_tokens_by_source_total"
+_EXTERNAL = "external_kv_transfer"
+_NAMES = "|".join((_INFO, _RUNNING, _WAITING, _USAGE, _CACHE, _STARTED, _HITS, _SOURCES))
 _LINE = re.compile(rf"^({_NAMES})(?:\{{(.*)\}})? ([^ \n]+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -71,12 +73,19 @@ def parse_metrics(page: str) -> Sample:
         total_blocks=_label_total(labels[_CACHE], "num_gpu_blocks"),
         block_size=_label_first(labels[_CACHE], "block_size"),
         started_at=max(values[_STARTED], default=None),
-        moved_tokens=_total(values[_MOVED]),
+        moved_tokens=_moved(values, labels),
     )
 
 
 def _total(values: list[float]) -> float | None:
     return sum(values) if values else None
+
+
+def _moved(values: dict[str, list[float]], labels: dict[str, list[dict[str, str]]]) -> float | None:
+    """Prompt tokens whose KV came from another engine, as counted when a prompt was done if vLLM says so."""
+    by_source = zip(values[_SOURCES], labels[_SOURCES], strict=True)
+    arrived = [value for value, found in by_source if found.get("source") == _EXTERNAL]
+    return _total(arrived or values[_HITS])
 
 
 def _identity(labels: dict[str, str]) -> SeenIdentity | None:

@@ -1,18 +1,24 @@
 """What the routes do. One instance serves one process; owned by the event loop's thread."""
 
+import asyncio
+from pathlib import Path as FilePath
+
 import msgspec
 from aiohttp import web
 
+from kvpush.router.admin import Admin
 from kvpush.router.answers import LegFailed, RequestRefused, error_answer
 from kvpush.router.asked import OTHER, Asked, parse_asked
 from kvpush.router.body import Route
-from kvpush.router.config import EngineRole, RouterConfig
+from kvpush.router.config import Connector, EngineRole, RouterConfig, SelfCheckMode
 from kvpush.router.dispatcher import Dispatcher, Journey
+from kvpush.router.enginefile import EngineFileWatch
 from kvpush.router.fleet import Fleet
 from kvpush.router.metrics import Ending, Metrics
 from kvpush.router.pair import Delivery, Legs, Path
 from kvpush.router.relay import relay_body, send_answer, send_stream
 from kvpush.router.requestlog import log_request
+from kvpush.router.selfcheck import SelfCheck
 from kvpush.router.timeline import Timeline
 from kvpush.router.upstream import Upstream
 
@@ -30,14 +36,29 @@ class Service:
         self.fleet = Fleet(config, self.upstream)
         self.legs = Legs(self.upstream)
         self.dispatcher = Dispatcher(config, self.fleet, self.legs)
+        self.admin = Admin(self.fleet, config.admin_key)
+        self._self_check = SelfCheck(config, self.fleet, self.legs, self.upstream)
+        self._tasks: list[asyncio.Task[None]] = []
         self._metrics = Metrics(self.fleet.engines, lambda: self.dispatcher.admission.waiting)
 
     def start(self) -> None:
-        """Begin to watch the engines."""
+        """Begin to watch the engines. Raises `ConfigError` when the engines file cannot be read."""
         self.fleet.start()
+        if self.config.engines_file:
+            watch = EngineFileWatch(FilePath(self.config.engines_file), self.fleet, self.config.poll_s)
+            watch.look()
+            self._tasks.append(asyncio.create_task(watch.run()))
+        if self._checks_itself():
+            self._tasks.append(asyncio.create_task(self._self_check.run()))
+
+    def _checks_itself(self) -> bool:
+        return self.config.self_check is SelfCheckMode.ON and self.config.connector is not Connector.NONE
 
     async def aclose(self) -> None:
         """End what is in flight, stop watching, close every connection."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.legs.aclose()
         await self.fleet.aclose()
         await self.upstream.aclose()
@@ -45,6 +66,8 @@ class Service:
     async def health(self, request: web.Request) -> web.Response:
         """200 when a request could be served now; else 503 and the reasons."""
         problems = self.fleet.problems()
+        if not problems and self._checks_itself():
+            problems = self._self_check.problems()
         body = msgspec.json.encode({"ready": not problems, "problems": problems})
         return web.Response(status=503 if problems else 200, body=body, content_type="application/json")
 
@@ -69,7 +92,7 @@ class Service:
         return response
 
     async def _read(self, request: web.Request) -> Asked:
-        body = await read_body(request)
+        body = await self._body(request)
         return parse_asked(Route(request.path), body, self.config.bytes_per_token)
 
     async def _deliver(
@@ -78,7 +101,10 @@ class Service:
         seconds = journey.timeline.seconds_to("first_byte")
         self._metrics.first_byte(delivery.dispatch.path, seconds or 0.0)
         try:
-            return await send_stream(request, delivery.stream, delivery.chunks(), _headers_of(journey))
+            return await send_stream(
+                *(request, delivery.stream, delivery.chunks(), _headers_of(journey)),
+                stall_timeout_s=self.config.client_stall_timeout_s,
+            )
         finally:
             delivery.close()
 
@@ -93,7 +119,7 @@ class Service:
         """Any other route: a decode engine answers it alone."""
         self._metrics.relayed()
         try:
-            body = relay_body(await read_body(request)) if request.can_read_body else None
+            body = relay_body(await self._body(request)) if request.can_read_body else None
             return await self._relay(request, body)
         except (RequestRefused, LegFailed) as error:
             return send_answer(error.answer, {PATH_HEADER: Path.LOCAL})
@@ -108,12 +134,26 @@ class Service:
         try:
             stream = await self.upstream.relay(engine, request.method, request.path_qs, body, self._headers(request))
             try:
-                response, _ = await send_stream(request, stream, stream.chunks(), {PATH_HEADER: Path.LOCAL})
+                response, _ = await send_stream(
+                    *(request, stream, stream.chunks(), {PATH_HEADER: Path.LOCAL}),
+                    stall_timeout_s=self.config.client_stall_timeout_s,
+                )
                 return response
             finally:
                 stream.close()
         finally:
             seat.release()
+
+    async def _body(self, request: web.Request) -> bytes:
+        """The whole body. Raises `RequestRefused` when it is too long or too slow."""
+        try:
+            async with asyncio.timeout(self.config.body_timeout_s):
+                return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            answer = error_answer(413, f"The body is over {self.config.max_body_bytes} bytes.", "invalid_request_error")
+        except TimeoutError:
+            answer = error_answer(408, "The body took too long to arrive.", "invalid_request_error")
+        raise RequestRefused(answer)
 
     def _headers(self, request: web.Request) -> dict[str, str]:
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
@@ -123,15 +163,6 @@ class Service:
         elif "Authorization" in request.headers and not self.config.api_keys:
             headers["Authorization"] = request.headers["Authorization"]
         return headers
-
-
-async def read_body(request: web.Request) -> bytes:
-    """The whole body. Raises `RequestRefused` (413) when it is longer than the configured limit."""
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        answer = error_answer(413, f"The body is too large: {error.text}", "invalid_request_error")
-        raise RequestRefused(answer) from None
 
 
 def _headers_of(journey: Journey) -> dict[str, str]:

@@ -1,0 +1,56 @@
+"""Several processes on one port, as real processes."""
+
+import asyncio
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+from router.rig import until_true
+from router.stub import Stub, good_decode, good_prefill, running_stub
+
+from kvpush.router.config import RouterConfig, parse_engine
+from kvpush.router.workers import reserve
+
+
+def free_port() -> int:
+    config = RouterConfig(prefill=(parse_engine("p:1"),), decode=(parse_engine("d:1"),), port=0)
+    with reserve(config) as reserved:
+        return int(reserved.getsockname()[1])
+
+
+@asynccontextmanager
+async def routers(prefill: Stub, decode: Stub, port: int, workers: int) -> AsyncIterator[Process]:
+    argv = [sys.executable, "-m", "kvpush.cli", "router", "--prefill", prefill.url, "--decode", decode.url]
+    argv += ["--port", str(port), "--workers", str(workers), "--self-check", "off"]
+    process = await asyncio.create_subprocess_exec(*argv, stderr=PIPE)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.communicate(), 20.0)
+
+
+async def test_workers_share_one_port_and_end_together() -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    async with running_stub(good_prefill) as prefill, running_stub(good_decode) as decode:
+        async with routers(prefill, decode, port, workers=2) as process:
+
+            async def answers() -> bool:
+                # a connection of its own each time, so that both workers get some
+                async with aiohttp.ClientSession() as session:
+                    try:
+                        async with session.post(url + "/v1/completions", json={"prompt": "x"}) as response:
+                            return response.status == 200
+                    except aiohttp.ClientConnectionError:
+                        return False
+
+            await until_true(answers, 60.0)
+            for _ in range(20):
+                await until_true(answers, 60.0)
+        assert process.returncode == 0
+    assert len({seen.params["transfer_id"] for seen in decode.seen}) == len(decode.seen)
