@@ -287,3 +287,15 @@ def test_other_layers_are_refused() -> None:
 def test_block_sizes_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match="4 and 6"):
         make_plan(Span(0, 4), side(SHAPE, [0]), side(replace(SHAPE, block_size=6), [0]))
+
+
+def test_runs_end_where_a_region_ends() -> None:
+    """A transport registers regions one by one: what crosses a seam is in neither."""
+    whole = replace(SHAPE, order=NHD_APART)
+    for mine, theirs in ((1, 1), (2, 1), (1, 2), (2, 2)):
+        made = make_plan(
+            Span(0, 4 * BLOCKS),
+            side(replace(whole, regions=mine), range(BLOCKS)),
+            side(replace(whole, regions=theirs), range(BLOCKS)),
+        )
+        assert made.descriptors == max(mine, theirs)
