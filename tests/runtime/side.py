@@ -22,12 +22,12 @@ TOKEN_BYTES = LAYERS * KINDS * HEADS * HEAD_BYTES
 BRISK = ProtocolConfig(
     lease_s=4.0,
     heartbeat_s=0.2,
-    peer_timeout_s=1.0,
-    connect_timeout_s=1.0,
+    peer_timeout_s=2.0,
+    connect_timeout_s=2.0,
     retry_s=0.2,
     unannounced_s=2.0,
     notice_grace_s=1.0,
-    quarantine_s=1.0,
+    quarantine_s=2.0,
     stop_s=3.0,
 )
 

@@ -31,6 +31,8 @@ COMMANDS_PER_TURN = 256
 FRAMES_PER_TURN = 128
 EFFECTS_S = 0.002
 """Effects are carried out until this much time has passed; the one that runs then is finished."""
+SLOW_S = 0.2
+"""One effect that takes longer is warned of."""
 STOP_GRACE_S = 0.5
 """An endpoint reports `Stopped` by itself within its `stop_s`; later than that it has a bug, and is left."""
 _BROKEN_TURN_S = 0.01
@@ -94,7 +96,7 @@ class Driver:
         self._stopped = False
         self._own_events: list[Event] = []
         self._log = TransferLog()
-        self._tracebacks = RateLimit()
+        self._warnings = RateLimit()
         channel.wake_on(mailbox.wake_fd)
 
     def run(self) -> None:
@@ -164,9 +166,18 @@ class Driver:
         """Effects in their order; what has no time in this turn stays for the next."""
         until = self._clock() + EFFECTS_S
         self._effects.extend(self._endpoint.take_effects())
-        while self._effects and self._clock() < until:
-            self._guard(self._apply, self._effects.popleft())
+        now = self._clock()
+        while self._effects and now < until:
+            effect, began = self._effects.popleft(), now
+            self._guard(self._apply, effect)
             self._effects.extend(self._endpoint.take_effects())
+            now = self._clock()
+            self._warn_if_slow(type(effect).__name__, now - began, now)
+
+    def _warn_if_slow(self, what: str, took_s: float, now: float) -> None:
+        """Nothing here should wait for a peer; what does, delays every transfer, and must be known."""
+        if took_s > SLOW_S and self._warnings.allows(what, now):
+            logger.warning("%s took %.0f ms, in which this thread did nothing else", what, took_s * 1000)
 
     def _apply(self, effect: Effect) -> None:
         match effect:
@@ -248,5 +259,5 @@ class Driver:
 
     def _report(self, step: str, error: Exception) -> None:
         self._own_events.append(Counted("step_failed", Reason.INTERNAL))
-        if self._tracebacks.allows(type(error).__name__, self._clock()):
+        if self._warnings.allows(type(error).__name__, self._clock()):
             logger.error("A bug in kvpush: %s failed", step, exc_info=error)
