@@ -20,10 +20,8 @@ def register() -> None:
 
 
 def _log_like_vllm() -> None:
-    """Let kvpush's log lines go where vLLM's go, in the same form and from the same level on."""
-    ours, theirs = logging.getLogger("kvpush"), logging.getLogger("vllm")
-    if ours.handlers or not theirs.handlers:
-        return
-    ours.handlers = list(theirs.handlers)
-    ours.setLevel(theirs.level)
-    ours.propagate = theirs.propagate
+    """Let kvpush's log lines go where vllm's go, in the same form and from the same level on.
+
+    vLLM sets up its logger later, and perhaps again, so it is made the parent instead of being copied.
+    """
+    logging.getLogger("kvpush").parent = logging.getLogger("vllm")

@@ -5,6 +5,7 @@ nothing here may end the worker: what fails is logged, and the requests concerne
 """
 
 import logging
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from kvpush.core.events import Event, Outcome, ReceiveEnded, SourceFree
 from kvpush.core.ids import Address
 from kvpush.runtime.thread import ThreadConfig, TransferThread
 from kvpush.transport.base import Transport
+from kvpush.transport.nixl import NixlTransport
 from kvpush.vllm.layouts import CacheLayout, read_layout
 from kvpush.vllm.localize import localize
 from kvpush.vllm.ranks import Rank, engine_group, engine_id
@@ -33,11 +35,12 @@ class _Owed:
     received: set[str] = field(default_factory=set)
     sent: set[str] = field(default_factory=set)
 
-    def note(self, command: Command) -> None:
-        if isinstance(command, Receive):
-            self.received.add(command.request_id)
-        elif isinstance(command, Final) and command.last:
-            self.sent.add(command.request_id)
+    def note(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Receive):
+                self.received.add(command.request_id)
+            elif isinstance(command, Final) and command.last:
+                self.sent.add(command.request_id)
 
 
 class WorkerSide:
@@ -82,19 +85,16 @@ class WorkerSide:
         logger.info("kvpush: rank %d of %s listens on %s", rank.index, thread_config.engine_id, self.address)
 
     def _make_transport(self) -> Transport:
-        from kvpush.transport.nixl import NixlTransport
-
-        raise NotImplementedError(NixlTransport)
+        name = f"{engine_id(self._config)}/{secrets.token_hex(8)}"
+        return NixlTransport(name, {backend: {} for backend in self._settings.backends})
 
     def submit(self, commands: Iterable[Command]) -> None:
         """Pass a step's commands on, before the step runs."""
         if self._thread is None or self._rank is None or self._cache is None:
             return
-        local = []
-        for command in commands:
-            self._owed.note(command)
-            local.append(localize(command, self._rank, self._cache))
-        if local and self._thread.alive:
+        local = [localize(command, self._rank, self._cache) for command in commands]
+        if local:
+            self._owed.note(local)
             self._thread.submit(local)
 
     def results(self) -> KVConnectorTransferResults:

@@ -1,0 +1,148 @@
+"""What a test says to an engine process, and what it answers: plain values, pickled over a socket."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """One real engine. `role` "" means no connector; `extra` is its `kv_connector_extra_config`."""
+
+    name: str
+    model: str
+    role: str = "kv_both"
+    block_size: int = 32
+    prefix_caching: bool = True
+    max_model_len: int = 4096
+    max_num_batched_tokens: int = 4096
+    max_num_seqs: int = 64
+    num_blocks: int | None = None
+    failure_policy: str = "fail"
+    dtype: str = "float32"
+    log: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One request. `params` are its `kv_transfer_params`, None for a plain one."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int = 16
+    params: dict[str, Any] | None = None
+    n: int = 1
+    seed: int | None = None
+    temperature: float = 0.0
+    logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    skip_prefix_cache: bool | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a request's `n` answers. `logprobs`: that of each token chosen, when asked for."""
+
+    tokens: tuple[int, ...]
+    finish_reason: str | None
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A finished request. `cached_tokens` is what vLLM reports as not computed here."""
+
+    request_id: str
+    choices: tuple[Choice, ...]
+    cached_tokens: int
+    params: dict[str, Any] | None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens of the only choice."""
+        (choice,) = self.choices
+        return choice.tokens
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The engine is up: where its transfer thread listens, and the blocks that are free when nothing runs."""
+
+    pid: int
+    host: str
+    port: int
+    engine_id: str
+    free_blocks: int
+
+
+@dataclass(frozen=True)
+class Add:
+    """Add requests; answered by None."""
+
+    asks: tuple[Ask, ...]
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Abort requests; answered by None."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Answered by the `Answer`s of these requests (those that were aborted are left out) once all have ended."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Settle:
+    """Answered by `State` once vLLM's scheduler has nothing left to do."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """Answered by `State` at once."""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Take no step until `Go`; answered by None."""
+
+
+@dataclass(frozen=True)
+class Go:
+    """Take steps again; answered by None."""
+
+
+@dataclass(frozen=True)
+class Reset:
+    """Empty the prefix cache, once the engine has settled; answered by whether it worked."""
+
+
+@dataclass(frozen=True)
+class Quit:
+    """Shut the engine down; answered by `Remains`."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a test may want to know of an engine. `counted`: kvpush's counters since the start."""
+
+    free_blocks: int
+    requests: int
+    open_transfers: int
+    counted: dict[str, int]
+    transfers: dict[str, int]
+    nbytes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What is left of kvpush after a shutdown: names of threads."""
+
+    threads: tuple[str, ...]
+
+
+Call = Add | Abort | Collect | Settle | Look | Hold | Go | Reset | Quit

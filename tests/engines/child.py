@@ -1,0 +1,221 @@
+"""An engine process: steps one real vLLM engine in this very process and answers calls about it.
+
+Run as `python -m engines.child FD`, with a connected socket as file descriptor FD. `VLLM_ENABLE_V1_MULTIPROCESSING=0`
+keeps scheduler, worker and connector in one process, which starts in seconds.
+"""
+
+import os
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+from engines.calls import (
+    Abort,
+    Add,
+    Answer,
+    Ask,
+    Call,
+    Choice,
+    Collect,
+    EngineConfig,
+    Go,
+    Hold,
+    Look,
+    Quit,
+    Ready,
+    Remains,
+    Reset,
+    Settle,
+    State,
+)
+
+_IDLE_S = 0.001
+
+
+class EngineChild:
+    """The engine, the requests it has finished, and the one call that waits for an answer."""
+
+    def __init__(self, config: EngineConfig, calls: Connection) -> None:
+        self._calls = calls
+        self._engine = _make_engine(config)
+        self._core = self._engine.engine_core.engine_core
+        self._finished: dict[str, Answer | None] = {}
+        self._internal: dict[str, str] = {}
+        self._waiting: Collect | Settle | Reset | None = None
+        self._held = False
+        self._counters = _tap_counters(self._connector)
+        self._has_connector = bool(config.role)
+
+    @property
+    def _connector(self) -> Any:
+        return self._core.scheduler.connector
+
+    def run(self) -> None:
+        """Announce the engine, then step and answer until told to quit."""
+        self._calls.send(self._ready())
+        while True:
+            busy = self._core.scheduler.has_requests() and not self._held
+            if self._waiting is None and self._calls.poll(0 if busy else 0.05):
+                call = self._calls.recv()
+                if isinstance(call, Quit):
+                    return self._quit()
+                self._take(call)
+            if busy:
+                self._step()
+            self._answer_waiting()
+
+    def _take(self, call: Call) -> None:
+        match call:
+            case Add(asks):
+                for ask in asks:
+                    self._add(ask)
+            case Abort(request_ids):
+                self._engine.abort_request([self._internal[name] for name in request_ids], internal=True)
+                self._finished.update(dict.fromkeys(request_ids))
+            case Hold() | Go():
+                self._held = isinstance(call, Hold)
+            case Look():
+                return self._calls.send(self._state())
+            case Collect() | Settle() | Reset():
+                self._waiting = call
+                return None
+        return self._calls.send(None)
+
+    def _add(self, ask: Ask) -> None:
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            n=ask.n,
+            max_tokens=ask.max_tokens,
+            temperature=ask.temperature,
+            seed=ask.seed,
+            logprobs=ask.logprobs,
+            stop_token_ids=list(ask.stop_token_ids),
+            ignore_eos=True,
+            detokenize=False,
+            skip_reading_prefix_cache=ask.skip_prefix_cache,
+            extra_args={"kv_transfer_params": ask.params} if ask.params else None,
+        )
+        prompt = {"prompt_token_ids": list(ask.prompt)}
+        self._internal[ask.request_id] = self._engine.add_request(ask.request_id, prompt, params)
+
+    def _step(self) -> None:
+        outputs = self._engine.step()
+        for output in outputs:
+            if output.finished:
+                self._finished[output.request_id] = _answer(output)
+        if not outputs:
+            time.sleep(_IDLE_S)  # as vLLM's own loop does, so that the transfer thread gets the interpreter
+
+    def _answer_waiting(self) -> None:
+        match self._waiting:
+            case Collect(request_ids) if all(name in self._finished for name in request_ids):
+                answers = [self._finished.pop(name) for name in request_ids]
+                self._reply(tuple(answer for answer in answers if answer is not None))
+            case Settle() if not self._core.scheduler.has_requests():
+                self._reply(self._state())
+            case Reset() if not self._core.scheduler.has_requests():
+                self._reply(self._core.reset_prefix_cache())
+
+    def _reply(self, answer: object) -> None:
+        self._waiting = None
+        self._calls.send(answer)
+
+    def _ready(self) -> Ready:
+        free = self._core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        if not self._has_connector:
+            return Ready(os.getpid(), "", 0, "", free)
+        address = self._connector._address
+        engine_id = self._engine.vllm_config.kv_transfer_config.engine_id
+        return Ready(os.getpid(), address.host, address.port, engine_id, free)
+
+    def _state(self) -> State:
+        scheduler = self._core.scheduler
+        totals = self._counters
+        return State(
+            free_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+            requests=len(scheduler.requests),
+            open_transfers=self._connector._scheduling.open_requests if self._has_connector else 0,
+            counted={f"{name} {reason}": number for (name, reason), number in totals.counted.items()},
+            transfers={" ".join(how): number for how, number in totals.transfers.items()},
+            nbytes={str(role): volume.nbytes for role, volume in totals.volumes.items()},
+        )
+
+    def _quit(self) -> None:
+        self._engine.engine_core.shutdown()
+        threads = [thread.name for thread in threading.enumerate() if "kvpush" in thread.name]
+        self._calls.send(Remains(tuple(threads)))
+
+
+def _make_engine(config: EngineConfig) -> Any:
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    transfer = {
+        "kv_connector": "KVPushConnector",
+        "kv_role": config.role,
+        "engine_id": config.name,
+        "kv_load_failure_policy": config.failure_policy,
+        "kv_connector_extra_config": config.extra,
+    }
+    args = EngineArgs(
+        model=config.model,
+        dtype=config.dtype,
+        enforce_eager=True,
+        block_size=config.block_size,
+        enable_prefix_caching=config.prefix_caching,
+        max_model_len=config.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        num_gpu_blocks_override=config.num_blocks,
+        kv_transfer_config=transfer if config.role else None,
+        disable_log_stats=True,
+        seed=0,
+    )
+    return LLMEngine.from_engine_args(args)
+
+
+def _tap_counters(connector: Any) -> Any:
+    """Counters of everything this engine's worker side sees."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+    from kvpush.runtime.counters import Counters
+
+    totals = Counters()
+    if has_kv_transfer_group():
+        worker = get_kv_transfer_group()._working
+        inner = worker._on_event
+
+        def both(event: Any) -> None:
+            totals.add(event)
+            inner(event)
+
+        worker._on_event = both
+    return totals
+
+
+def _answer(output: Any) -> Answer:
+    return Answer(
+        output.request_id,
+        tuple(_choice(each) for each in sorted(output.outputs, key=lambda each: each.index)),
+        output.num_cached_tokens or 0,
+        output.kv_transfer_params,
+    )
+
+
+def _choice(output: Any) -> Choice:
+    chosen = zip(output.logprobs or (), output.token_ids, strict=False)
+    return Choice(tuple(output.token_ids), output.finish_reason, tuple(tops[token].logprob for tops, token in chosen))
+
+
+def main() -> None:
+    """Serve one engine on the socket named by the first argument."""
+    calls = Connection(int(sys.argv[1]))
+    config: EngineConfig = calls.recv()
+    EngineChild(config, calls).run()
+
+
+if __name__ == "__main__":
+    main()
