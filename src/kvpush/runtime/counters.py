@@ -72,10 +72,7 @@ class Volume(msgspec.Struct):
 
 
 class Counters(msgspec.Struct):
-    """Everything counted since the last `take`.
-
-    Pairs instead of tuple keys in the encoded form keep it a value that JSON and MessagePack can carry.
-    """
+    """Everything counted since the last `take`."""
 
     transfers: dict[tuple[Role, Outcome, Reason], int] = msgspec.field(default_factory=dict)
     counted: dict[tuple[str, Reason], int] = msgspec.field(default_factory=dict)
@@ -89,9 +86,8 @@ class Counters(msgspec.Struct):
                 self._add_record(record)
             case Counted(name, reason):
                 self.counted[name, reason] = self.counted.get((name, reason), 0) + 1
-            case PeerChanged(_, ready, reason):
-                name = "peer_ready" if ready else "peer_lost"
-                self.counted[name, reason] = self.counted.get((name, reason), 0) + 1
+            case PeerChanged(_, True, reason):  # that one was lost comes as a Counted of its own
+                self.counted["peer_ready", reason] = self.counted.get(("peer_ready", reason), 0) + 1
 
     def add_all(self, events: Iterable[Event]) -> None:
         """Count several events."""
