@@ -66,7 +66,7 @@ def compare_command(
     from kvpush.bench.metrics import Slo
     from kvpush.bench.plan import Options, Pool
     from kvpush.cli.output import console
-    from kvpush.cli.up import new_log_dir, stop_signals
+    from kvpush.cli.up import StopRequested, new_log_dir, stop_signals
 
     setting = Setting(device=device, logs=(log_dir or new_log_dir()).absolute(), kv_gib=kv_gib, verify=verify)
     options = Options(
@@ -84,8 +84,12 @@ def compare_command(
         timeout_s=timeout_s,
         slo=Slo(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms),
     )
-    with stop_signals():
-        outcome = compare(options, console)
+    try:
+        with stop_signals():
+            outcome = compare(options, console)
+    except StopRequested:
+        console.print("stopped; nothing is written")
+        raise typer.Exit(130) from None
     _write(outcome, options, json_file, html_file, trace_file)
     raise typer.Exit(0 if outcome.succeeded else 1)
 

@@ -1,0 +1,95 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sim.caches import layers_apart
+
+from kvpush.sim import kvfunc, profile
+from kvpush.sim.device import Row, TokenStore
+from kvpush.sim.memory import KVMemory
+from kvpush.sim.model import SimModel, word, write_folder
+
+VOCABULARY = 300
+PROMPT = [40, 41, 99, 17, 250, 33, 4, 8, 120]
+BLOCKS = [4, 11, 6, 2]
+
+
+class Bench:
+    """Two engines' memories: one computes the prompt, the other gets its bytes by some means."""
+
+    def __init__(self) -> None:
+        self.buffer, tensors = layers_apart()
+        self.memory = KVMemory(self.buffer, tensors)
+
+    def row(self, start: int, loaded: int) -> Row:
+        tokens = TokenStore(np.array(PROMPT, dtype=np.int64))
+        return Row("r", tokens, np.array(BLOCKS, dtype=np.int64), start, len(PROMPT), True, loaded)
+
+    def words(self) -> NDArray[np.int64]:
+        return self.buffer.view(np.int64)
+
+
+def computed(verify: bool = False) -> tuple[Bench, SimModel]:
+    bench = Bench()
+    model = SimModel(bench.memory, VOCABULARY, verify)
+    model.write(bench.row(0, 0), 0, len(PROMPT))
+    return bench, model
+
+
+def test_model_samples_the_expected_token_from_its_own_kv() -> None:
+    bench, model = computed()
+    expected = kvfunc.expected_tokens(PROMPT, 1, bench.memory.planes, VOCABULARY)
+    assert model.sample([bench.row(0, 0)]) == expected
+    assert model.sample([]) == []
+
+
+def test_verifying_model_accepts_loaded_kv_that_is_right() -> None:
+    bench, model = computed(verify=True)
+    expected = kvfunc.expected_tokens(PROMPT, 1, bench.memory.planes, VOCABULARY)
+    assert model.sample([bench.row(len(PROMPT) - 1, len(PROMPT) - 1)]) == expected
+
+
+def test_verifying_model_gives_another_token_for_any_wrong_loaded_word(caplog: pytest.LogCaptureFixture) -> None:
+    bench, model = computed(verify=True)
+    row = bench.row(len(PROMPT) - 1, len(PROMPT) - 1)
+    [right] = model.sample([row])
+    last = bench.memory.lines(row.blocks, np.array([len(PROMPT) - 1], dtype=np.int64))[0]
+    for index in np.flatnonzero(bench.words()):
+        word_before = bench.words()[index]
+        bench.words()[index] = 12345
+        assert model.sample([row]) != [right] or _belongs_to(bench, index, last)
+        bench.words()[index] = word_before
+    assert "is wrong, first at position" in caplog.text
+
+
+def _belongs_to(bench: Bench, index: int, line: int) -> bool:
+    """Whether a word is of the token that this engine computed itself, which verification does not look at."""
+    planes = np.arange(bench.memory.planes, dtype=np.int64)
+    before = bench.memory.read(np.full(len(planes), line), planes)
+    kept = bench.words()[index]
+    bench.words()[index] = kept + 1
+    after = bench.memory.read(np.full(len(planes), line), planes)
+    bench.words()[index] = kept
+    return bool((before != after).any())
+
+
+def test_model_that_does_not_verify_still_depends_on_the_kv_at_its_spots() -> None:
+    bench, model = computed()
+    [right] = model.sample([bench.row(0, 0)])
+    bench.words()[:] += 1
+    assert model.sample([bench.row(0, 0)]) != [right]
+
+
+def test_folder_speaks_the_profiles_vocabulary(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    chosen = profile.load("ci")
+    write_folder(tmp_path, chosen)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["num_hidden_layers"] == chosen.layers
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokens = [kvfunc.FIRST_TOKEN, 5, chosen.vocabulary - 1]
+    assert tokenizer.encode(" ".join(word(token) for token in tokens)).ids == tokens
+    assert tokenizer.decode(tokens) == " ".join(word(token) for token in tokens)
