@@ -1,9 +1,31 @@
 """The data plane on NIXL: one agent, owned by one thread.
 
-MEASUREMENTS-PLACEHOLDER
+What was measured (NIXL 1.5.1, UCX, two processes on one host of two cores without a NIC), and what follows:
+
+Descriptors. For 10,240 of 4 KiB, `initialize_xfer` with numpy rows takes 0.2 to 0.6 ms; `prep_xfer_dlist` and
+`make_prepped_xfer` take 0.5 to 1.9 ms and leave lists to look after. So each write is made whole and released.
+
+Progress. Nothing moves by itself. Over TCP no byte of a write lands while its receiver does not poll; over
+shared memory (CMA) the bytes land inside of `post_write`, but the write is not done, nor its notice seen, before
+the receiver polls. Hence the receiver must poll from the time that a write is posted (the `Writing` hint).
+NIXL's progress thread would do that, at the price of a whole core per process even when idle: it stays off.
+
+Time. CMA: 41 MB in 10,240 descriptors hold the caller for 19 ms (without the GIL). `UCX_TLS=tcp`: post 3 to 14 ms,
+then 35 to 60 ms on the wire. An idle poll takes 5 to 15 us.
+
+Dead peers. A killed process is noticed at once, and NIXL then drops the peer by itself. A stopped one is never
+noticed. One behind a cut network is not noticed by UCX's own keepalive while data is unacknowledged (nothing in
+170 s); `UCX_TCP_USER_TIMEOUT` bounds that (4 s gave an error after 4.2 s), so it is set to `TCP_TIMEOUT` unless
+the environment has it. NICs have their own bounds (`UCX_RC_TIMEOUT`, `UCX_RC_RETRY_COUNT`).
+
+Late bytes. `remove_peer` ends a write here, and its source may be used again, but what the kernel had taken (7 of
+34 MB) still landed in a stopped receiver when it went on. Over CMA a write that is reported as failed may have
+landed as a whole. A receiver cannot close its way in: neither removing the sender nor, over CMA, closing its own
+transport stopped a write. That is what the quarantine is for (R1).
 """
 
 import importlib
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +42,9 @@ from kvpush.core.planner import Plan
 from kvpush.transport.areas import Areas
 from kvpush.transport.base import NoticeArrived, OpDone, TransportEvent
 from kvpush.transport.owner import Owner
+
+TCP_TIMEOUT = "10s"
+"""How long UCX lets sent bytes go unacknowledged on TCP; must be shorter than `ProtocolConfig.quarantine_s`."""
 
 DEFAULT_BACKENDS: Mapping[str, Mapping[str, str]] = {"UCX": {}}
 
@@ -222,6 +247,7 @@ def _make_agent(name: str, backends: Mapping[str, Mapping[str, str]]) -> Any:
         raise TransportError(
             f"NIXL cannot be imported ({error}). Install it: pip install 'kvpush[vllm]', or pip install nixl."
         ) from error
+    os.environ.setdefault("UCX_TCP_USER_TIMEOUT", TCP_TIMEOUT)  # read when the process makes its first agent
     with _mapped("making a NIXL agent"):
         agent = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
         missing = sorted(set(backends) - set(agent.get_plugin_list()))
