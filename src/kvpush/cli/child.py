@@ -1,6 +1,7 @@
 """One child process of a cluster: started under a guardian, its output in a log file, ended with all it started."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +13,25 @@ GRACE_S = 10.0
 """How long a part may take to end by itself before it is killed."""
 
 
-class PartDied(KVPushError):
-    """A part of the cluster ended by itself; `tail` is the end of what it logged."""
+_PREFIX = r"(?:\([^()]*\)|ERROR|[\d\-:., ]|\[[^\]]*\])*"  # process, level, time and place, as vLLM logs them
+_ERROR_LINE = re.compile(rf"^{_PREFIX}((?:\w+\.)*\w*(?:Error|Exception|Refused)\b: .+)$", re.MULTILINE)
+_FIRST_BYTES = 4 << 20  # of a log are searched for its first error
 
-    def __init__(self, name: str, status: int, log: Path, tail: str) -> None:
-        super().__init__(f"{name} ended with status {status}; the last lines of {log}:\n{tail}")
+
+class PartDied(KVPushError):
+    """A part of the cluster ended by itself.
+
+    `cause` is the first exception in its log, "" without one: what comes later is often only its echo in
+    other processes. `tail` is the end of the log.
+    """
+
+    def __init__(self, name: str, status: int, log: Path, cause: str, tail: str) -> None:
+        because = f": {cause}" if cause else ""
+        super().__init__(f"{name} ended with status {status}{because}\nthe last lines of {log}:\n{tail}")
         self.name = name
         self.status = status
         self.log = log
+        self.cause = cause
         self.tail = tail
 
 
@@ -50,7 +62,13 @@ class Child:
         """Raise `PartDied` if it has ended."""
         status = self._process.poll()
         if status is not None:
-            raise PartDied(self.name, status, self.log, self.tail())
+            raise PartDied(self.name, status, self.log, self.first_error(), self.tail())
+
+    def first_error(self) -> str:
+        """The first line of the log that names an exception, without what loggers put before it; "" if none does."""
+        with self.log.open("rb") as file:
+            found = _ERROR_LINE.search(file.read(_FIRST_BYTES).decode(errors="replace"))
+        return found[1] if found else ""
 
     def tail(self, lines: int = 20) -> str:
         """The last lines of the log."""

@@ -16,13 +16,11 @@ if TYPE_CHECKING:
 
 MODEL = "smollm2-135m"
 QUESTION = (
-    "Here are some facts. The river Rhine begins in the Alps of Switzerland, where the snow melts, passes through "
-    "Lake Constance, runs along the border of France and Germany, and reaches the North Sea in the Netherlands. It is "
-    "about 1230 kilometres long. Barges carry coal, ore, grain and containers on it all year round, and the city of "
-    "Cologne with its two towers stands on its left bank. In the Middle Ages, castles along its banks collected tolls "
-    "from passing ships. The Danube, by contrast, begins in the Black Forest, passes Vienna and Budapest, and flows "
-    "east into the Black Sea. Its length is about 2850 kilometres, and ten countries share it. "
-    "Now answer in one or two sentences: where does the Rhine begin, and into which sea does it flow?"
+    "Read this. The river Rhine begins in the Alps of Switzerland, where the snow melts. It passes through Lake "
+    "Constance, runs along the border of France and Germany, and reaches the North Sea in the Netherlands. It is about "
+    "1230 kilometres long. Barges carry coal, ore, grain and containers on it all year round, and the city of Cologne "
+    "with its two towers stands on its left bank. In the Middle Ages, castles along its banks collected tolls from "
+    "passing ships. Now answer: in which country does the Rhine begin, which sea does it reach, and how long is it?"
 )
 _RECORDS_WAIT_S = 5.0
 
