@@ -4,11 +4,8 @@ Every dispatch has its own transfer id, and a retry begins only after both legs 
 live legs ever carry the same id.
 """
 
-import secrets
-from collections.abc import Mapping
 from functools import partial
 
-from kvpush.core.ids import Key, TransferId
 from kvpush.router.admission import Admission
 from kvpush.router.answers import Cause, LegFailed, RequestRefused, error_answer
 from kvpush.router.asked import Asked, Local
@@ -16,42 +13,10 @@ from kvpush.router.config import EngineRole, PrefillLoss, RouterConfig
 from kvpush.router.connectors import local_reason
 from kvpush.router.engine import Seat
 from kvpush.router.fleet import Fleet
-from kvpush.router.pair import Delivery, Dispatch, Legs, Path
-from kvpush.router.timeline import Timeline
+from kvpush.router.journey import Journey
+from kvpush.router.pair import Delivery, Legs, Path
 
 TRIES = 2
-
-
-def new_transfer_id() -> TransferId:
-    """128 random bits; never reused."""
-    return TransferId(secrets.token_hex(16))
-
-
-class Journey:
-    """One request's way through the router: its dispatches, and what to avoid in the next one."""
-
-    def __init__(self, asked: Asked, headers: Mapping[str, str], timeline: Timeline) -> None:
-        self.asked = asked
-        self.headers = headers
-        self.timeline = timeline
-        self.trail: list[Dispatch] = []
-        self.avoid = dict.fromkeys(EngineRole, "")
-
-    def dispatch(self, config: RouterConfig, path: Path) -> Dispatch:
-        """The next try."""
-        key = Key(new_transfer_id())
-        headers = {**self.headers, "X-Request-Id": key.transfer_id}
-        self.trail.append(
-            Dispatch(
-                asked=self.asked,
-                key=key,
-                connector=config.connector,
-                path=path,
-                headers=headers,
-                timeline=self.timeline,
-            )
-        )
-        return self.trail[-1]
 
 
 class Dispatcher:

@@ -1,7 +1,6 @@
 """The router's own Prometheus metrics."""
 
 from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -9,18 +8,8 @@ from prometheus_client.registry import Collector
 
 from kvpush.router.asked import Local
 from kvpush.router.engine import Engine
+from kvpush.router.journey import Ending
 from kvpush.router.pair import Path
-
-
-class Ending(StrEnum):
-    """How a request ended, as its client saw it."""
-
-    COMPLETE = "complete"
-    REFUSED = "refused"  # a complete error answer
-    BROKEN_OFF = "broken_off"  # an error after the first byte
-    CLIENT_LEFT = "client_left"
-    CLIENT_STALLED = "client_stalled"  # it stopped reading for too long
-
 
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from kvpush.router.answers import Answer, LegFailed
 from kvpush.router.body import OWNED, encode, parse_fields, strip_owned
-from kvpush.router.metrics import Ending
+from kvpush.router.journey import Ending
 from kvpush.router.upstream import Stream
 
 _EVENT_END = b"\n\n"

@@ -4,8 +4,7 @@ import logging
 
 import msgspec
 
-from kvpush.router.dispatcher import Journey
-from kvpush.router.metrics import Ending
+from kvpush.router.journey import Ending, Journey
 
 logger = logging.getLogger("kvpush.router.request")
 
@@ -26,17 +25,17 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ms: dict[str, float] = {}
 
 
-def log_request(journey: Journey, ending: Ending) -> None:
+def log_request(journey: Journey) -> None:
     """Write the line; nothing is built when nobody reads it."""
     if logger.isEnabledFor(logging.INFO):
-        logger.info("%s", msgspec.json.encode(request_line(journey, ending)).decode())
+        logger.info("%s", msgspec.json.encode(request_line(journey)).decode())
 
 
-def request_line(journey: Journey, ending: Ending) -> RequestLine:
+def request_line(journey: Journey) -> RequestLine:
     """The line for a request that has ended."""
     last = journey.trail[-1] if journey.trail else None
     return RequestLine(
-        ending=ending,
+        ending=journey.ending,
         route=journey.asked.route,
         path=last.path if last else "",
         transfer_id=last.key.transfer_id if last else "",

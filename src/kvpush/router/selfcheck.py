@@ -18,9 +18,9 @@ from kvpush.router.asked import parse_asked
 from kvpush.router.body import Route
 from kvpush.router.config import EngineRole, RouterConfig
 from kvpush.router.discovery import poll_once
-from kvpush.router.dispatcher import new_transfer_id
 from kvpush.router.engine import Engine
 from kvpush.router.fleet import Fleet
+from kvpush.router.journey import new_transfer_id
 from kvpush.router.pair import Delivery, Dispatch, Legs, Path
 from kvpush.router.timeline import Timeline
 from kvpush.router.upstream import Upstream

@@ -11,10 +11,11 @@ from kvpush.router.answers import LegFailed, RequestRefused, error_answer
 from kvpush.router.asked import OTHER, Asked, parse_asked
 from kvpush.router.body import Route
 from kvpush.router.config import Connector, EngineRole, RouterConfig, SelfCheckMode
-from kvpush.router.dispatcher import Dispatcher, Journey
+from kvpush.router.dispatcher import Dispatcher
 from kvpush.router.enginefile import EngineFileWatch
 from kvpush.router.fleet import Fleet
-from kvpush.router.metrics import Ending, Metrics
+from kvpush.router.journey import Ending, Journey
+from kvpush.router.metrics import Metrics
 from kvpush.router.pair import Delivery, Legs, Path
 from kvpush.router.relay import relay_body, send_answer, send_stream
 from kvpush.router.requestlog import log_request
@@ -80,40 +81,40 @@ class Service:
         """Completions and chat completions."""
         timeline = Timeline()
         journey = Journey(OTHER, self._headers(request), timeline)
-        ending = Ending.CLIENT_LEFT
         try:
             journey.asked = await self._read(request)
             timeline.mark("read")
-            response, ending = await self._deliver(request, await self.dispatcher.open(journey), journey)
+            return await self._deliver(request, await self.dispatcher.open(journey), journey)
         except (RequestRefused, LegFailed) as error:
-            response, ending = send_answer(error.answer, _headers_of(journey)), Ending.REFUSED
+            journey.ending = Ending.REFUSED
+            return send_answer(error.answer, _headers_of(journey))
         finally:
-            self._end(journey, ending)
-        return response
+            self._end(journey)
 
     async def _read(self, request: web.Request) -> Asked:
         body = await self._body(request)
         return parse_asked(Route(request.path), body, self.config.bytes_per_token)
 
-    async def _deliver(
-        self, request: web.Request, delivery: Delivery, journey: Journey
-    ) -> tuple[web.StreamResponse, Ending]:
+    async def _deliver(self, request: web.Request, delivery: Delivery, journey: Journey) -> web.StreamResponse:
         seconds = journey.timeline.seconds_to("first_byte")
         self._metrics.first_byte(delivery.dispatch.path, seconds or 0.0)
         try:
-            return await send_stream(
+            response, journey.ending = await send_stream(
                 *(request, delivery.stream, delivery.chunks(), _headers_of(journey)),
                 stall_timeout_s=self.config.client_stall_timeout_s,
             )
+            return response
         finally:
+            if journey.ending is Ending.CLIENT_LEFT and delivery.stream.said_done:
+                journey.ending = Ending.COMPLETE
             delivery.close()
 
-    def _end(self, journey: Journey, ending: Ending) -> None:
+    def _end(self, journey: Journey) -> None:
         journey.timeline.mark("end")
         path = journey.trail[-1].path if journey.trail else None
         local = self.dispatcher.local_reason(journey.asked) if path is Path.LOCAL else None
-        self._metrics.count(path, ending, len(journey.trail), local)
-        log_request(journey, ending)
+        self._metrics.count(path, journey.ending, len(journey.trail), local)
+        log_request(journey)
 
     async def relay(self, request: web.Request) -> web.StreamResponse:
         """Any other route: a decode engine answers it alone."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 _JSON = "application/json"
+_LAST_EVENT = b"data: [DONE]\n\n"
 _ERROR_EVENT = b'data: {"error":'
 """vLLM answers 200 to a stream before the request has run; this is how it says that it then failed."""
 
@@ -104,6 +105,7 @@ class Stream:
         self.content_length = response.headers.get("Content-Length")
         self._response = response
         self.first = first
+        self.last = b""
         self._idle_timeout_s = idle_timeout_s
 
     @property
@@ -111,9 +113,15 @@ class Stream:
         """True for server-sent events."""
         return self.content_type.startswith("text/event-stream")
 
+    @property
+    def said_done(self) -> bool:
+        """True once the last event of OpenAI's streams is here; clients may leave without waiting for more."""
+        return self.last.endswith(_LAST_EVENT)
+
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises `LegFailed` when it breaks off."""
         if self.first:
+            self.last = self.first
             yield self.first
         content = self._response.content
         while True:
@@ -122,6 +130,7 @@ class Stream:
                     chunk = await content.readany()
             if not chunk:
                 return
+            self.last = chunk
             yield chunk
 
     def close(self) -> None:

@@ -1,0 +1,54 @@
+"""One request's way through the router: its dispatches, what the next one should avoid, and how it all ended."""
+
+import secrets
+from collections.abc import Mapping
+from enum import StrEnum
+
+from kvpush.core.ids import Key, TransferId
+from kvpush.router.asked import Asked
+from kvpush.router.config import EngineRole, RouterConfig
+from kvpush.router.pair import Dispatch, Path
+from kvpush.router.timeline import Timeline
+
+
+class Ending(StrEnum):
+    """How a request ended, as its client saw it."""
+
+    COMPLETE = "complete"
+    REFUSED = "refused"  # a complete error answer
+    BROKEN_OFF = "broken_off"  # an error after the first byte
+    CLIENT_LEFT = "client_left"
+    CLIENT_STALLED = "client_stalled"  # it stopped reading for too long
+
+
+def new_transfer_id() -> TransferId:
+    """128 random bits; never reused."""
+    return TransferId(secrets.token_hex(16))
+
+
+class Journey:
+    """A request that ends without a word has lost its client: that is what `ending` says until it is known better."""
+
+    def __init__(self, asked: Asked, headers: Mapping[str, str], timeline: Timeline) -> None:
+        self.asked = asked
+        self.headers = headers
+        self.timeline = timeline
+        self.trail: list[Dispatch] = []
+        self.ending = Ending.CLIENT_LEFT
+        self.avoid = dict.fromkeys(EngineRole, "")
+
+    def dispatch(self, config: RouterConfig, path: Path) -> Dispatch:
+        """The next try."""
+        key = Key(new_transfer_id())
+        headers = {**self.headers, "X-Request-Id": key.transfer_id}
+        self.trail.append(
+            Dispatch(
+                asked=self.asked,
+                key=key,
+                connector=config.connector,
+                path=path,
+                headers=headers,
+                timeline=self.timeline,
+            )
+        )
+        return self.trail[-1]
