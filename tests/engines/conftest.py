@@ -25,3 +25,10 @@ def pair(tiny: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.Fi
     )
     with running(tmp_path_factory.mktemp("engines"), *configs) as (first, second):
         yield Pair(first, second)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Starting engines takes longer than other tests may."""
+    for item in items:
+        if item.get_closest_marker("engine"):
+            item.add_marker(pytest.mark.timeout(900))

@@ -6,7 +6,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,7 +35,7 @@ from engines.calls import (
 from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
 from kvpush.core.params import receive_params, send_params
 
-START_S = 100.0
+START_S = 300.0
 ANSWER_S = 100.0
 
 _TESTS = Path(__file__).resolve().parents[1]
@@ -180,6 +181,13 @@ class Pair:
         self.prefill.collect(*(prefill for prefill, _ in legs))
         return self.decode.collect(*(decode for _, decode in legs))
 
+    def plain(self, *asks: Ask) -> list[Answer]:
+        """The reference: D alone answers, from an empty cache, which it leaves empty."""
+        self.decode.forget()
+        answers = self.decode.ask(*(replace(ask, request_id=new_id()) for ask in asks))
+        self.decode.forget()
+        return answers
+
     def forget(self) -> None:
         """Empty both prefix caches."""
         self.prefill.forget()
@@ -232,3 +240,10 @@ def _stop_all(engines: Sequence[EngineProcess]) -> None:
     for engine in engines:
         remains = engine.stop()
         assert not remains.threads, f"{engine.config.name} leaves threads behind: {remains.threads}"
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait until a condition holds; the engines' answers set the pace of asking."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"does not hold after {seconds} s"

@@ -18,14 +18,21 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorTransferResults,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+    PromMetric,
+    PromMetricT,
+)
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvpush.core.errors import ConfigError
-from kvpush.core.events import Event
 from kvpush.core.ids import Address, Key, Target
 from kvpush.core.params import receive_params
 from kvpush.vllm.metadata import RankAddress, StepCommands
+from kvpush.vllm.metrics import EngineMetrics, EngineStats
 from kvpush.vllm.ranks import engine_group, ranks_per_engine
 from kvpush.vllm.scheduler_side import SchedulerSide
 from kvpush.vllm.settings import read_settings
@@ -43,26 +50,50 @@ logger = logging.getLogger(__name__)
 class KVPushConnector(KVConnectorBase_V1):
     """Pushes the KV cache of a prompt from the engine that computed it to the engine that decodes it."""
 
+    _cache_hit_source = CacheHitSource.P2P
+
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         settings = read_settings(transfer.kv_connector_extra_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._stats = EngineStats()
         self._address = settings.address(engine_group(vllm_config), 0, ranks_per_engine(vllm_config))
         if role is KVConnectorRole.SCHEDULER:
             _check_supported(vllm_config)
             _warn_of_lost_capacity(kv_cache_config)
             sizes = tuple(group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)
-            self._scheduler = SchedulerSide(transfer, sizes)
+            self._scheduler = SchedulerSide(transfer, sizes, self._stats.refuse)
         else:
-            self._worker = WorkerSide(vllm_config, kv_cache_config, settings, self._observe)
+            self._worker = WorkerSide(vllm_config, kv_cache_config, settings, self._stats.add)
 
     # both sides -----------------------------------------------------------------------------------------
     def shutdown(self) -> None:
         """End every transfer and the transfer thread."""
         if self._worker is not None:
             self._worker.stop()
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """What this side has counted since the last call."""
+        return self._stats.take()
+
+    # API server -----------------------------------------------------------------------------------------
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        """What a worker has sent, as it was there."""
+        return EngineStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetricT]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics:
+        """What `/metrics` shows."""
+        return EngineMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # scheduler ------------------------------------------------------------------------------------------
     def on_new_request(self, request: "Request") -> None:
@@ -113,6 +144,8 @@ class KVPushConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """The caches exist: start the transfer thread."""
         self._working.start(kv_caches)
+        if self._address.port == 0:
+            self._stats.listen = self._working.address
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Where this rank listens."""
@@ -140,9 +173,6 @@ class KVPushConnector(KVConnectorBase_V1):
 
     def wait_for_save(self) -> None:
         """Nothing: the source blocks stay pinned until they are reported as sent."""
-
-    def _observe(self, event: Event) -> None:
-        logger.debug("kvpush: %s", event)
 
     # which side -----------------------------------------------------------------------------------------
     @property

@@ -12,7 +12,7 @@ last sampled token has come back from the device, so every step that wrote its p
 """
 
 import logging
-from collections import Counter
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -74,8 +74,10 @@ class _Sending:
 class SchedulerSide:
     """vLLM's scheduler-side hooks for requests, and the commands that come of them."""
 
-    def __init__(self, transfer: "KVTransferConfig", block_sizes: tuple[int, ...]) -> None:
-        """`block_sizes`: tokens per block of each transferred cache group."""
+    def __init__(
+        self, transfer: "KVTransferConfig", block_sizes: tuple[int, ...], refused: Callable[[Reason], None]
+    ) -> None:
+        """`block_sizes`: tokens per block of each cache group. `refused` counts requests with bad parameters."""
         self._may_send = bool(transfer.is_kv_producer)
         self._may_receive = bool(transfer.is_kv_consumer)
         self._role = str(transfer.kv_role)
@@ -83,7 +85,7 @@ class SchedulerSide:
         self._receiving: dict[str, _Receiving] = {}
         self._sending: dict[str, _Sending] = {}
         self._commands: list[Command] = []
-        self.refused: Counter[Reason] = Counter()
+        self._refused = refused
 
     # requests -------------------------------------------------------------------------------------------
     def request_added(self, request: Request) -> None:
@@ -91,7 +93,7 @@ class SchedulerSide:
         try:
             self._admit(request.request_id, request.kv_transfer_params)
         except ConfigError as error:
-            self.refused[Reason.BAD_MESSAGE] += 1
+            self._refused(Reason.BAD_MESSAGE)
             logger.warning("request %s takes part in no transfer: %s", request.request_id, error)
 
     def _admit(self, request_id: str, given: object) -> None:

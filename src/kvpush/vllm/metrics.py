@@ -1,0 +1,190 @@
+"""kvpush's counters on vLLM's way from the workers to `/metrics`.
+
+Workers count (`EngineStats`, one per step in which something happened), vLLM carries that to the API server's
+process, and `EngineMetrics` adds it up there. All figures are sums over the ranks of an engine: with tensor
+parallelism a request counts once per rank. `kvpush_engine_info` says from the start where an engine's transfer thread
+listens and under which id; with port 0 only from the first step on, because no one knows before.
+"""
+
+from typing import Any
+
+import msgspec
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+    PromMetric,
+    PromMetricT,
+)
+
+from kvpush.core.errors import Reason
+from kvpush.core.events import Counted, Ended, Event, Outcome
+from kvpush.core.ids import Address
+from kvpush.runtime.counters import BOUNDS_S, STAGES, Counters
+from kvpush.vllm.ranks import engine_group, ranks_per_engine
+from kvpush.vllm.settings import Settings, read_settings
+
+_PREFIX = "kvpush_"
+
+
+class _Payload(msgspec.Struct):
+    """What travels: the counters, the durations of each stage of the transfers that ended, and the address."""
+
+    counters: dict[str, Any]
+    seconds: list[tuple[str, str, float]]
+    listen: tuple[str, int] | None = None
+
+
+class EngineStats(KVConnectorStats):
+    """What has been counted in one interval. `data` is what vLLM carries; "" and empty when nothing was."""
+
+    def __init__(self, data: dict[str, Any] | None = None) -> None:
+        super().__init__(data or {})
+        payload = msgspec.convert(self.data, _Payload) if self.data else _Payload({}, [])
+        self.counters = Counters.from_plain(payload.counters) if payload.counters else Counters()
+        self.seconds = payload.seconds
+        self.listen = Address(*payload.listen) if payload.listen else None
+
+    def add(self, event: Event) -> None:
+        """Count one event."""
+        self.counters.add(event)
+        if not isinstance(event, Ended) or event.record.outcome is not Outcome.DELIVERED:
+            return
+        at, role = event.record.at, event.record.role
+        for name, first, last in STAGES[role]:
+            if first in at and at.get(last, -1.0) >= at[first]:
+                self.seconds.append((role, name, at[last] - at[first]))
+
+    def refuse(self, reason: Reason) -> None:
+        """Count a request whose parameters could not be used."""
+        self.counters.add(Counted("request_refused", reason))
+
+    def take(self) -> "EngineStats | None":
+        """What has been counted since the last call, None for nothing."""
+        if self.is_empty():
+            return None
+        taken = EngineStats(msgspec.to_builtins(self._payload()))
+        self.reset()
+        return taken
+
+    def _payload(self) -> _Payload:
+        listen = (self.listen.host, self.listen.port) if self.listen else None
+        return _Payload(self.counters.to_plain(), self.seconds, listen)
+
+    # vLLM's interface -----------------------------------------------------------------------------------
+    def to_dict(self) -> dict[str, Any]:
+        """Builtin values only."""
+        self.data = {} if self.is_empty() else msgspec.to_builtins(self._payload())
+        return self.data
+
+    def reset(self) -> None:
+        """Start again from nothing."""
+        self.counters, self.seconds, self.listen, self.data = Counters(), [], None, {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        """Add another rank's or interval's."""
+        assert isinstance(other, EngineStats)
+        self.counters.merge(other.counters)
+        self.seconds = [*self.seconds, *other.seconds]
+        self.listen = self.listen or other.listen
+        self.to_dict()
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """Figures for vLLM's periodic log line."""
+        figures: dict[str, int | float] = {}
+        for (role, outcome, _), number in self.counters.transfers.items():
+            name = f"{role} {outcome}"
+            figures[name] = figures.get(name, 0) + number
+        for role, volume in self.counters.volumes.items():
+            figures[f"{role} MB"] = round(volume.nbytes / 1e6, 1)
+        return figures
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to carry."""
+        return self.counters.empty and self.listen is None
+
+
+class EngineMetrics(KVConnectorPromMetrics):
+    """The API server's side: Prometheus metrics of one or more engines."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetricT]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        _forget_earlier_metrics()
+        counter, histogram = metric_types[Counter], metric_types[Histogram]
+
+        def count(name: str, text: str, *labels: str) -> Any:
+            return counter(name=_PREFIX + name, documentation=text, labelnames=[*labelnames, *labels])
+
+        self._transfers = count("transfers", "Transfers that have ended.", "role", "outcome", "reason")
+        self._events = count("events", "What went otherwise than planned, and why.", "event", "reason")
+        self._tokens = count("tokens", "Prompt tokens moved by delivered transfers.", "role")
+        self._bytes = count("bytes", "Bytes moved by delivered transfers.", "role")
+        self._descriptors = count("descriptors", "Descriptors of delivered transfers.", "role")
+        self._seconds = histogram(
+            name=f"{_PREFIX}stage_seconds",
+            documentation="How long the stages of delivered transfers took.",
+            labelnames=[*labelnames, "role", "stage"],
+            buckets=list(BOUNDS_S),
+        )
+        self._info = _Info(vllm_config, metric_types[Gauge], labelnames)
+        for engine, labels in per_engine_labelvalues.items():
+            self._info.show(labels, engine, None)
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Add one interval's figures."""
+        stats, labels = EngineStats(transfer_stats_data), self.per_engine_labelvalues[engine_idx]
+        for how, number in stats.counters.transfers.items():
+            self._transfers.labels(*labels, *how).inc(number)
+        for what, number in stats.counters.counted.items():
+            self._events.labels(*labels, *what).inc(number)
+        for role, volume in stats.counters.volumes.items():
+            self._tokens.labels(*labels, role).inc(volume.tokens)
+            self._bytes.labels(*labels, role).inc(volume.nbytes)
+            self._descriptors.labels(*labels, role).inc(volume.descriptors)
+        for role_name, stage, seconds in stats.seconds:
+            self._seconds.labels(*labels, role_name, stage).observe(seconds)
+        if stats.listen:
+            self._info.show(labels, engine_idx, stats.listen)
+
+
+class _Info:
+    """`kvpush_engine_info`: always 1, its labels say who an engine is and where its transfer thread listens."""
+
+    def __init__(self, config: VllmConfig, gauge: Any, labelnames: list[str]) -> None:
+        self._config = config
+        self._settings: Settings = read_settings(config.kv_transfer_config.kv_connector_extra_config)
+        self._gauge = gauge(
+            name=f"{_PREFIX}engine_info",
+            documentation="An engine's kvpush id and control address.",
+            multiprocess_mode="mostrecent",
+            labelnames=[*labelnames, "engine_id", "host", "port", "tp_size", "role"],
+        )
+
+    def show(self, labels: list[object], engine: int, listen: Address | None) -> None:
+        """Show `engine` at `listen`, or where the settings put it; not at all when only it itself knows."""
+        address = listen or self._settings.address(self._group(engine), 0, ranks_per_engine(self._config))
+        if not address.port:
+            return
+        transfer, parallel = self._config.kv_transfer_config, self._config.parallel_config
+        # vLLM makes the ids of data parallel ranks differ in just this way, in each engine's process
+        suffix = f"_dp{engine}" if parallel.data_parallel_size > 1 else ""
+        names = (f"{transfer.engine_id}{suffix}", address.host, str(address.port))
+        self._gauge.labels(*labels, *names, str(parallel.tensor_parallel_size), transfer.kv_role).set(1)
+
+    def _group(self, engine: int) -> int:
+        return engine if self._config.parallel_config.data_parallel_size > 1 else engine_group(self._config)
+
+
+def _forget_earlier_metrics() -> None:
+    """vLLM does the same for its own when a second engine is made in one process."""
+    for collector in list(REGISTRY._collector_to_names):
+        if getattr(collector, "_name", "").startswith(_PREFIX):
+            REGISTRY.unregister(collector)
