@@ -5,11 +5,16 @@ from rich.table import Table
 
 from kvpush.bench.results import Report, Row
 
+_FILE_WIDTH = 180
+"""Columns of a log that is no terminal."""
+
 
 def print_report(report: Report, console: Console) -> None:
     """Tables of latencies, hand-over split and costs."""
     if report.simulated:
         console.print(f"SIMULATED device {report.device}: forward passes take the time that a profile says")
+    if not console.is_terminal:
+        console.width = max(console.width, _FILE_WIDTH)
     console.print(_latencies(report.summary))
     console.print(_splits(report.summary))
     console.print(_costs(report.summary))

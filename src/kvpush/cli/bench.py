@@ -121,3 +121,23 @@ def _numbers(name: str, text: str) -> list[float]:
         return [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise ConfigError(name, f"'{text}' is no list of numbers", "Write it as 512,2048, say.") from None
+
+
+@bench_app.command("micro")
+def micro_command(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+) -> None:
+    """Measure the planner, the codec, the endpoint, the transfer thread and NIXL, without engines."""
+    import msgspec
+    from rich.table import Table
+
+    from kvpush.bench.micro import run_micro
+    from kvpush.cli.output import console
+
+    report = run_micro()
+    if json_file:
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    table = Table("figure", "value", "unit", "what")
+    for measure in report.measures:
+        table.add_row(measure.name, f"{measure.value:,.1f}", measure.unit, measure.what)
+    console.print(table)
