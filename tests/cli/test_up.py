@@ -1,0 +1,152 @@
+"""`kvpush up` with real engines: how it starts, serves, and ends, in whatever way it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+import pytest
+from cli.processes import marked, wait_until
+
+from kvpush.cli.ask import AskError, ask
+from kvpush.cli.child import PartDied
+from kvpush.cli.cluster import Cluster, PartStatus
+from kvpush.cli.timeline import moments, records_of
+from kvpush.cli.up import make_spec
+from kvpush.core.errors import ConfigError
+from kvpush.core.events import Outcome, Role
+from kvpush.runtime.recordfile import VARIABLE
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytest.importorskip("vllm")
+
+SMALL = ("--max-model-len", "2048")
+BODY: dict[str, object] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "The five boxing wizards jump quickly; pack my box. " * 6}],
+    "max_tokens": 12,
+    "temperature": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def marker() -> Iterator[str]:
+    """In the environment of every process that these tests start."""
+    name = f"kvpush-test-{uuid4().hex}"
+    os.environ["KVPUSH_TEST_MARKER"] = name
+    yield name
+    del os.environ["KVPUSH_TEST_MARKER"]
+    for process in marked(name):
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture
+def command(marker: str, tmp_path: Path) -> list[str]:
+    up = [sys.executable, "-m", "kvpush.cli", "up", "--model", "tiny", "--port", "0"]
+    return [*up, "--log-dir", str(tmp_path)]
+
+
+def start(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def engines_started(marker: str) -> bool:
+    """Both engines have begun to run vLLM (two guardians, two API servers)."""
+    return len(marked(marker)) >= 5
+
+
+def test_prompt_goes_through_prefill_and_decode_and_nothing_is_left(marker: str, logs: Path) -> None:
+    seen: list[tuple[PartStatus, ...]] = []
+    spec = replace(make_spec("tiny", log_dir=logs, vllm_args=SMALL), env={VARIABLE: str(logs)})
+    with Cluster(spec, seen.append) as cluster:
+        cluster.check()
+        pieces: list[str] = []
+        through = ask(cluster.url, BODY, pieces.append)
+        alone = ask(cluster.decode[0].url, {**BODY, "cache_salt": "alone"})
+        assert through.text == alone.text == "".join(pieces)
+        assert through.completion_tokens == 12
+        assert through.headers["x-kvpush-path"] == "pd"
+        transfer_id = through.headers["x-kvpush-transfer-id"]
+        wait_until(lambda: len(records_of(logs, transfer_id)) == 2)
+        _check_story(logs, transfer_id)
+        _check_refusal(cluster)
+        _check_death(cluster)
+    assert not marked(marker)
+    assert [status.name for status in seen[-1]] == ["prefill-0", "decode-0", "router"]
+    assert all(status.is_ready for status in seen[-1])
+
+
+def _check_story(logs: Path, transfer_id: str) -> None:
+    records = records_of(logs, transfer_id)
+    assert {record.role for record in records} == {Role.SENDER, Role.RECEIVER}
+    assert all(record.outcome is Outcome.DELIVERED and record.blocks > 0 for record in records)
+    told = [moment.what for moment in moments(records)]
+    assert told.index("prefill: write posted") < told.index("decode: delivered, the request can run")
+
+
+def _check_refusal(cluster: Cluster) -> None:
+    with pytest.raises(AskError, match="status 40"):
+        ask(cluster.url, {**BODY, "model": "no-such-model"})
+
+
+def _check_death(cluster: Cluster) -> None:
+    """One part that dies is noticed, whichever it is."""
+    guardian = psutil.Process(cluster.pids()["decode-0"])
+    guardian.children()[0].kill()
+
+    def noticed() -> bool:
+        try:
+            cluster.check()
+        except PartDied as error:
+            return error.name == "decode-0"
+        return False
+
+    wait_until(noticed)
+
+
+def test_nothing_is_left_when_launcher_is_killed_while_engines_start(command: list[str], marker: str) -> None:
+    launcher = start(command)
+    wait_until(lambda: engines_started(marker), 60)
+    launcher.kill()
+    launcher.communicate(timeout=60)
+    wait_until(lambda: not marked(marker), 60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_while_engines_start_stops_everything(command: list[str], marker: str, number: signal.Signals) -> None:
+    launcher = start(command)
+    wait_until(lambda: engines_started(marker), 60)
+    launcher.send_signal(number)
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0
+    assert output.endswith("stopped\n"), output
+    assert not marked(marker)
+
+
+def test_engine_that_cannot_start_ends_the_launcher_with_the_reason(command: list[str], marker: str) -> None:
+    launcher = start([*command, "--", "--no-such-option"])
+    output, _ = launcher.communicate(timeout=300)
+    assert launcher.returncode == 1
+    assert "ended with status 2" in output
+    assert "unrecognized arguments: --no-such-option" in output
+    assert not marked(marker)
+
+
+def test_port_in_use_is_refused_before_anything_starts(marker: str, tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"{port} is in use"):
+            Cluster(make_spec("tiny", port=port, log_dir=tmp_path))
+    assert not marked(marker)
