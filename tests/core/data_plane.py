@@ -17,13 +17,14 @@ WRITE_S = 0.01
 
 @dataclass(eq=False)
 class Write:
-    """One posted write. In flight until it has landed or failed."""
+    """One posted write. In flight until it has landed or failed; a moment later that is reported to its source."""
 
     source: "Process"
     destination: "Process"
     post: Post
     posted_at: float
     in_flight: bool = True
+    is_reported: bool = False
 
     @property
     def key(self) -> Key:
@@ -35,7 +36,8 @@ class DataPlane:
     """All writes. By default each lands after `WRITE_S`, and its notice arrives with it.
 
     `holding`: writes stay in flight until `land` or `fail`. `notice_delay` says how much later than its bytes a
-    notice is seen; None loses it.
+    notice is seen; None loses it. `queueing` says how long a driver is too busy to post. `refuses` and `peer_error`
+    are why a post or a peer fails at once, "" when they do not.
     """
 
     def __init__(self, world: "World") -> None:
@@ -44,6 +46,7 @@ class DataPlane:
         self.holding: Callable[[Write], bool] = lambda _: False
         self.notice_delay: Callable[[Write], float | None] = lambda _: 0.0
         self.refuses: Callable[[Write], str] = lambda _: ""
+        self.queueing: Callable[[Process], float] = lambda _: 0.0
         self.peer_error: Callable[[Process, Process], str] = lambda _source, _peer: ""
 
     @property
@@ -65,8 +68,21 @@ class DataPlane:
         for write in [w for w in self.in_flight if w.source is source and w.destination is peer]:
             self.fail(write, "the peer was removed")
 
-    def post(self, source: "Process", post: Post) -> None:
-        """Take a write, or refuse it at once."""
+    def queue(self, source: "Process", post: Post) -> None:
+        """Post as soon as the driver comes to it, if the endpoint still wants it then."""
+        delay = self.queueing(source)
+        if delay:
+            self._world.after(delay, lambda: source.input(lambda now: self._post_late(source, post, now)))
+        else:
+            self._post(source, post)
+
+    def _post_late(self, source: "Process", post: Post, now: float) -> None:
+        if source.endpoint.may_post(post.op, now):
+            self._post(source, post)
+        else:
+            source.endpoint.op_finished(post.op, "not posted", now)
+
+    def _post(self, source: "Process", post: Post) -> None:
         peer = source.peers.get(post.peer)
         write = Write(source, peer or source, post, self._world.now)
         error = self.refuses(write) if peer is not None else f"there is no peer {post.peer}"
@@ -107,5 +123,8 @@ class DataPlane:
             self._world.after(delay, arrive)
 
     def _report(self, write: Write, error: str) -> None:
-        source, op = write.source, write.post.op
-        self._world.after(0.0, lambda: source.input(lambda now: source.endpoint.op_finished(op, error, now)))
+        def finish(now: float) -> None:
+            write.is_reported = True
+            write.source.endpoint.op_finished(write.post.op, error, now)
+
+        self._world.after(0.0, lambda: write.source.input(finish))

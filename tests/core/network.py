@@ -58,6 +58,7 @@ class Network:
         self._links: list[Link] = []
         self._accepted = 0
         self.judges: list[Judge] = []
+        self.partitions: set[frozenset[Process]] = set()
         self.black_holes: set[Address] = set()
 
     # for processes --------------------------------------------------------------------------------------
@@ -68,12 +69,14 @@ class Network:
         self._world.after(LATENCY_S, lambda: self._connect(made))
 
     def close(self, process: "Process", link: LinkId) -> None:
-        """One side forgets a link; the other side is told that it broke."""
+        """One side forgets a link. Who accepted it forgets its name only: what still comes has a new one."""
         for made in [made for made in self._links if made.has(process, link)]:
-            other = made.acceptor if process is made.dialler else made.dialler
+            if process is made.acceptor:
+                made.accepted_as = _NONE
+                continue
             self._end(made)
-            if other is not None and process is made.dialler:
-                self._tell_lost(made, other)
+            if made.acceptor is not None:
+                self._tell_lost(made, made.acceptor)
 
     def send(self, process: "Process", link: LinkId, frame: bytes) -> None:
         """Send, or drop what has nowhere to go."""
@@ -96,6 +99,14 @@ class Network:
             if made.dialler.alive:
                 self.dial(made.dialler, made.link, made.address)
 
+    def part(self, one: "Process", other: "Process") -> None:
+        """Lose whatever one of them sends to the other, without a word."""
+        self.partitions.add(frozenset((one, other)))
+
+    def heal(self) -> None:
+        """End all partitions."""
+        self.partitions.clear()
+
     def deliver(self, destination: "Process", link: LinkId, frame: bytes) -> None:
         """A frame arrives now, whatever its link is doing."""
         destination.input(lambda now: destination.endpoint.frame_received(link, frame, now))
@@ -108,8 +119,7 @@ class Network:
         if listener is None or made.address in self.black_holes:
             self._world.after(REDIAL_S, lambda: self._connect(made))
             return
-        self._accepted -= 1
-        made.acceptor, made.accepted_as = listener, LinkId(self._accepted)
+        made.acceptor = listener
         for frame in made.waiting:
             self._carry(made, made.dialler, frame)
         made.waiting.clear()
@@ -120,12 +130,17 @@ class Network:
         destination = made.acceptor if to_acceptor else made.dialler
         fate = self._judge(source, destination, frame)
         arrives = max(self._world.now + LATENCY_S + fate.delay_s, made.in_order.get(destination, 0.0))
+        if to_acceptor and made.accepted_as == _NONE:
+            self._accepted -= 1
+            made.accepted_as = LinkId(self._accepted)
         link = made.accepted_as if to_acceptor else made.link
         for _ in range(fate.copies):
             made.in_order[destination] = arrives
             self._world.at(arrives, lambda: self._arrive(made, destination, link, frame))
 
     def _judge(self, source: "Process", destination: "Process", frame: bytes) -> Fate:
+        if frozenset((source, destination)) in self.partitions:
+            return LOST
         message = decode_frame(frame).message
         for judge in self.judges:
             fate = judge(source, destination, message)

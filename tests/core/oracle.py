@@ -65,7 +65,7 @@ class Oracle:
     # R4: a deadline in every state ----------------------------------------------------------------------
     def check_deadline(self, process: "Process") -> None:
         """A deadline exists while the engine waits for a peer; for a write in flight the transport answers."""
-        reading = any(write.source is process for write in self._world.data.in_flight)
+        reading = any(w.source is process and not w.is_reported for w in self._world.data.writes)
         owed = any(n for (owner, _), n in self._owed_sources.items() if owner is process)
         if process.destinations or (owed and not reading):
             assert process.endpoint.next_deadline() is not None, f"R4: {process} waits for ever"

@@ -167,7 +167,7 @@ class Process:
             case RemovePeer(name):
                 self.world.data.remove_peer(self, name)
             case Post():
-                self.world.data.post(self, effect)
+                self.world.data.queue(self, effect)
 
     def _note(self, event: Event) -> None:
         match event:

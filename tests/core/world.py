@@ -29,7 +29,7 @@ class World:
         self.network = Network(self)
         self.data = DataPlane(self)
         self.oracle = Oracle(self)
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._agenda: list[tuple[float, int, Callable[[], object]]] = []
         self._added = 0
         self._keys = 0
 
@@ -74,11 +74,11 @@ class World:
         self.network.judges.append(judge)
 
     # time -----------------------------------------------------------------------------------------------
-    def after(self, seconds: float, happens: Callable[[], None]) -> None:
+    def after(self, seconds: float, happens: Callable[[], object]) -> None:
         """Let something happen later."""
         self.at(self.now + seconds, happens)
 
-    def at(self, when: float, happens: Callable[[], None]) -> None:
+    def at(self, when: float, happens: Callable[[], object]) -> None:
         """Let something happen at a time."""
         self._added += 1
         heapq.heappush(self._agenda, (when, self._added, happens))

@@ -9,8 +9,9 @@ class ProtocolConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Defaults suit a data centre; tests shrink them.
 
     `quarantine_s` must be longer than the transport's own time-out (UCX gives up on a dead peer in
-    about 15 s by default), because a posted write cannot be cancelled (R1). `transfer_s` bounds the time from
-    acceptance to delivery, prefill queue included.
+    about 15 s by default), because a posted write cannot be cancelled (R1). `drain_s`: when writes of an
+    ended transfer take longer than this to stop, the connection to their receiver is given up. `transfer_s`
+    bounds the time from acceptance to delivery, prefill queue included.
     """
 
     lease_s: float = 30.0
@@ -21,6 +22,7 @@ class ProtocolConfig(msgspec.Struct, frozen=True, kw_only=True):
     unannounced_s: float = 10.0
     notice_grace_s: float = 2.0
     quarantine_s: float = 30.0
+    drain_s: float = 60.0
     transfer_s: float = 1800.0
     retired_memory_s: float = 900.0
     retired_memory_keys: int = 200_000

@@ -40,7 +40,8 @@ class RemovePeer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Post(msgspec.Struct, frozen=True, tag=True):
-    """Post one WRITE; its end is reported with `Endpoint.op_finished`. `notice` travels with the data."""
+    """Post one WRITE if `Endpoint.may_post` still says so; its end is reported with `Endpoint.op_finished`. `notice`
+    travels with the data."""
 
     op: OpId
     peer: PeerName

@@ -11,9 +11,9 @@ from kvpush.core.commands import Abort, Announce, Command, Expect, Final, Receiv
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.effects import Effect
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
-from kvpush.core.events import Event, Outcome, ReceiveEnded, SourceFree, Stopped
+from kvpush.core.events import Event, Stopped
 from kvpush.core.ids import EngineId, Epoch, LinkId, OpId, PeerName, Target
-from kvpush.core.inbound import Inbound
+from kvpush.core.inbound import Caller, Inbound
 from kvpush.core.layout import Layout
 from kvpush.core.messages import (
     Accepted,
@@ -74,8 +74,8 @@ class Endpoint:
         self.tick(now)
         try:
             self._execute(command, now)
-        except LocalProtocolError:
-            self._answer_refused(command)
+        except LocalProtocolError as error:
+            self._answer_refused(command, error, now)
             raise
 
     def _execute(self, command: Command, now: float) -> None:
@@ -95,15 +95,14 @@ class Endpoint:
             case Stop():
                 self._stop(now)
 
-    def _answer_refused(self, command: Command) -> None:
+    def _answer_refused(self, command: Command, error: LocalProtocolError, now: float) -> None:
         """A request whose command was refused must not wait for ever, nor free what another one uses."""
-        self._outbox.count("local_error", Reason.DUPLICATE_KEY)
+        self._outbox.count("local_error", error.reason)
         match command:
-            case Receive() if self._receiver.owner(command.key) != command.request_id:
-                outcome, reason = Outcome.FAILED, Reason.DUPLICATE_KEY
-                self._outbox.event(ReceiveEnded(command.key, command.request_id, outcome, reason))
-            case Final(last=True) | Withdraw() if self._sender.owner(command.key) != command.request_id:
-                self._outbox.event(SourceFree(command.key, command.request_id))
+            case Receive():
+                self._receiver.refuse(command, error, now)
+            case Final(last=True) | Withdraw():
+                self._sender.refuse(command, error, now)
             case _:
                 pass
 
@@ -139,7 +138,7 @@ class Endpoint:
         except RemoteProtocolError as error:
             self._outbox.count("refused", error.reason)
             if link < 0:
-                self._outbox.send(link, source, Refuse(error.reason, error.field, error.detail[:1000], key))
+                self._outbox.send(link, source, Refuse(error.reason, error.field[:1000], error.detail[:1000], key))
         except LocalProtocolError:
             # the table has no entry for what a peer said: it is out of order, and changes nothing
             self._outbox.count("out_of_order", Reason.BAD_MESSAGE)
@@ -157,8 +156,7 @@ class Endpoint:
         message, caller = frame.message, self._inbound.heard(frame.source, link, now)
         if isinstance(message, Hello):
             for replaced in self._inbound.hello(frame.source, link, message, now):
-                self._sender.caller_lost(replaced, Reason.PEER_RESTARTED, now)
-                self._inbound.forget(replaced, Reason.PEER_RESTARTED)
+                self._lose_caller(replaced, Reason.PEER_RESTARTED, now)
             return
         if not isinstance(message, Register | Cancel | Heartbeat):
             raise RemoteProtocolError(Reason.BAD_MESSAGE, f"{type(message).__name__} is not for a sender", "message")
@@ -177,11 +175,13 @@ class Endpoint:
         if session is None:
             self._outbox.count("late_message", Reason.PEER_LOST)
             return
-        if session.state is SessionState.READY and frame.source != session.epoch:
+        message = frame.message
+        if session.epoch not in (_ANYONE, frame.source):
             self._lose_session(session, Reason.PEER_RESTARTED, "another process answers at this address", now)
             return
+        if session.epoch == _ANYONE and not isinstance(message, Welcome | Refuse):
+            raise RemoteProtocolError(Reason.BAD_MESSAGE, f"{type(message).__name__} before a welcome", "message")
         session.last_heard = now
-        message = frame.message
         match message:
             case Welcome():
                 self._welcomed(session, frame.source, message, now)
@@ -189,8 +189,10 @@ class Endpoint:
                 self._refused(session, message, now)
             case Accepted():
                 self._receiver.accepted(message.key, session, now)
-            case Writing() | Draining():
+            case Writing():
                 self._receiver.writing(message.key, session)
+            case Draining():
+                self._receiver.draining(message.key, session, now)
             case Written():
                 self._receiver.written(message.key, session, now)
             case Failed():
@@ -205,10 +207,7 @@ class Endpoint:
                 raise RemoteProtocolError(Reason.BAD_MESSAGE, detail, "message")
 
     def _welcomed(self, session: Session, epoch: Epoch, message: Welcome, now: float) -> None:
-        lost = self._outbound.welcome(session, epoch, message.engine_id, now)
-        if lost is not None:
-            self._lose_session(session, lost, "another process answers at this address", now)
-            return
+        self._outbound.welcome(session, epoch, message.engine_id, now)
         session.clock = max(session.clock, message.clock)
         self._receiver.session_ready(session, now)
 
@@ -225,12 +224,12 @@ class Endpoint:
         self._outbound.forget(session, reason, detail)
 
     def link_lost(self, link: LinkId, now: float) -> None:
-        """A control connection broke. The channel reconnects by itself and lost frames are repeated, so
-        this only makes a session prove at once that its peer is still there."""
+        """A control connection broke. The channel reconnects by itself and lost frames are repeated, but the peer
+        has to prove that it is still there before it is told of any more blocks."""
         self.tick(now)
         session = self._outbound.on_link(link)
         if session is not None and session.state is SessionState.READY:
-            self._outbound.beat(session, self._receiver.live_keys(session), now)
+            self._outbound.doubt(session, now)
 
     def link_refused(self, link: LinkId, now: float) -> None:
         """A link that we opened can never stand: its address is none, or the peer has another secret."""
@@ -245,6 +244,11 @@ class Endpoint:
         """The transport has loaded a peer, or says why not ("" is success)."""
         self.tick(now)
         self._inbound.peer_added(peer, error, now)
+
+    def may_post(self, op: OpId, now: float) -> bool:
+        """To be asked right before a `Post` is carried out: it may have waited in the driver's queue while its
+        transfer was cancelled or its lease ended (R2). If not, it has to be reported as finished with an error."""
+        return self._sender.may_post(op, now)
 
     def op_finished(self, op: OpId, error: str, now: float) -> None:
         """A posted operation has stopped, or could not be posted; "" is success."""
@@ -265,19 +269,23 @@ class Endpoint:
     # time -----------------------------------------------------------------------------------------------
     def tick(self, now: float) -> None:
         """Let time pass: everything due by `now` happens."""
-        self._sender.tick(now)
+        for stuck in self._sender.tick(now):
+            self._lose_caller(stuck, Reason.TRANSPORT, now)
         self._receiver.tick(now)
         for session in self._outbound.due(now):
             self._session_due(session, now)
         for caller in self._inbound.silent(now):
-            self._sender.caller_lost(caller, Reason.PEER_SILENT, now)
-            self._inbound.forget(caller, Reason.PEER_SILENT)
+            self._lose_caller(caller, Reason.PEER_SILENT, now)
         self._finish_stop(now)
+
+    def _lose_caller(self, caller: Caller, reason: Reason, now: float) -> None:
+        """End what a receiver waits for, and close the way to it."""
+        self._sender.caller_lost(caller, reason, now)
+        self._inbound.forget(caller, reason)
 
     def _session_due(self, session: Session, now: float) -> None:
         if now >= self._outbound.lost_at(session):
-            connecting = session.state is SessionState.CONNECTING
-            reason = Reason.PEER_HANDSHAKE if connecting else Reason.PEER_SILENT
+            reason = Reason.PEER_HANDSHAKE if session.epoch == _ANYONE else Reason.PEER_SILENT
             self._lose_session(session, reason, f"nothing heard from {session.name}", now)
         elif session.state is SessionState.CONNECTING:
             self._outbound.repeat_hello(session, now)

@@ -58,7 +58,11 @@ class KVPushError(Exception):
 
 
 class LocalProtocolError(KVPushError):
-    """This side was asked for something the protocol does not allow."""
+    """This side was asked for something the protocol does not allow; `reason` is the counter label."""
+
+    def __init__(self, detail: str, reason: Reason = Reason.INTERNAL) -> None:
+        super().__init__(detail)
+        self.reason = reason
 
 
 class RemoteProtocolError(KVPushError):

@@ -103,7 +103,9 @@ class Inbound:
         return [c for c in self._callers.values() if now >= c.last_heard + self._config.peer_timeout_s]
 
     def forget(self, caller: Caller, reason: Reason, detail: str = "") -> None:
-        """Close the way to a caller: its agent, handles and mappings go with it."""
+        """Close the way to a caller, if that has not been done: its agent, handles and mappings go with it."""
+        if self._callers.get(caller.epoch) is not caller:
+            return
         del self._callers[caller.epoch]
         self._outbox.effect(RemovePeer(caller.name))
         self._outbox.effect(CloseLink(caller.link))

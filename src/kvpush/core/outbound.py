@@ -64,10 +64,14 @@ class Outbound:
         if session is None:
             return self._begin(target, now)
         if session.state is SessionState.READY and now >= session.last_heard + 2 * self._config.heartbeat_s:
-            session.state = SessionState.CONNECTING
-            session.began = session.last_heard = now
-            self._say_hello(session, now)
+            self.doubt(session, now)
         return session
+
+    def doubt(self, session: Session, now: float) -> None:
+        """Let a sender that we know prove that it is still there, by a welcome. Until then it is told nothing."""
+        session.state = SessionState.CONNECTING
+        session.began = now
+        self._say_hello(session, now)
 
     def _begin(self, target: Target, now: float) -> Session:
         self._links += 1
@@ -89,17 +93,13 @@ class Outbound:
         """The session for a target, if there is one."""
         return self._sessions.get(target)
 
-    def welcome(self, session: Session, epoch: Epoch, engine_id: EngineId, now: float) -> Reason | None:
-        """A sender has welcomed us. Returns why the session is lost instead, when the process is another
-        than the one that it was with before."""
-        if session.epoch not in (_NOBODY, epoch):
-            return Reason.PEER_RESTARTED
+    def welcome(self, session: Session, epoch: Epoch, engine_id: EngineId, now: float) -> None:
+        """A sender has welcomed us: the same process as before, if there was one before."""
         if session.state is SessionState.CONNECTING:
             session.state = SessionState.READY
             session.epoch, session.engine_id = epoch, engine_id
             session.next_beat = now
             self._outbox.event(PeerChanged(session.name, True, Reason.OK))
-        return None
 
     def tell(self, session: Session, message: Message) -> None:
         """Send a message to the process that welcomed us."""

@@ -4,15 +4,16 @@ from collections.abc import Callable
 
 from kvpush.core.commands import Abort, Expect, Receive
 from kvpush.core.config import ProtocolConfig
-from kvpush.core.errors import LocalProtocolError, Reason
+from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from kvpush.core.events import Ended, Outcome, ReceiveEnded
-from kvpush.core.ids import Key, RequestId
+from kvpush.core.ids import Key
 from kvpush.core.layout import Layout, check_blocks
 from kvpush.core.messages import Beat, Cancel, Notice, Register
 from kvpush.core.outbound import Outbound, Session, SessionState
 from kvpush.core.outbox import Outbox
 from kvpush.core.receiving import Receiving
 from kvpush.core.retired import Retired
+from kvpush.core.sending import Ending
 from kvpush.core.tables import RECEIVER, Recv, RecvAction, RecvInput
 from kvpush.core.timers import Timers
 
@@ -37,6 +38,8 @@ class Receiver:
             RecvAction.CANCEL: self._cancel,
             RecvAction.FREE: self._free,
             RecvAction.QUARANTINE: self._quarantine,
+            RecvAction.ASK: self._ask,
+            RecvAction.EXTEND: self._extend,
             RecvAction.RETIRE: self._retire,
         }
 
@@ -58,8 +61,8 @@ class Receiver:
             self._check_new(command.key)
             transfer = Receiving(command.key, command.request_id, command.target)
             self._transfers[command.key] = transfer
-        elif transfer.state is not Recv.EXPECTING:
-            raise LocalProtocolError(f"{command.key}: Receive is not possible when {transfer.state}")
+        else:
+            _check_expected(transfer, command)
         transfer.span, transfer.blocks, transfer.holds = command.span, command.blocks, True
         transfer.at["requested"] = now
         self._step(transfer, RecvInput.RECEIVE, now)
@@ -69,30 +72,29 @@ class Receiver:
             self._step(transfer, RecvInput.READY, now)
 
     def abort(self, command: Abort, now: float) -> None:
-        """The request is gone, or needs nothing."""
+        """The request is gone, or needs nothing. What was asked for and has not come is never called delivered."""
         transfer = self._transfers.get(command.key)
         if transfer is None:
             return
-        outcome = Outcome.DELIVERED if command.reason is Reason.NOT_NEEDED else Outcome.FAILED
-        self._end_with(transfer, outcome, command.reason, "")
-        self._step(transfer, RecvInput.ABORT, now)
+        wanted_nothing = command.reason is Reason.NOT_NEEDED and not transfer.holds
+        outcome = Outcome.DELIVERED if wanted_nothing else Outcome.FAILED
+        self._step(transfer, RecvInput.ABORT, now, (outcome, command.reason, ""))
 
     def stop(self, now: float) -> None:
         """Give everything up; what was registered ends when its sender has answered, or by time."""
         for transfer in list(self._transfers.values()):
-            self._end_with(transfer, Outcome.FAILED, Reason.SHUTDOWN, "the receiver is stopping")
-            if transfer.state is not Recv.QUARANTINED:
-                self._step(transfer, RecvInput.ABORT, now)
+            self._step(transfer, RecvInput.ABORT, now, (Outcome.FAILED, Reason.SHUTDOWN, "the receiver is stopping"))
 
     def _check_new(self, key: Key) -> None:
         if key in self._transfers or key in self._retired:
-            raise LocalProtocolError(f"{key} has been used before; every attempt needs a key of its own")
+            detail = f"{key} has been used before; every attempt needs a key of its own"
+            raise LocalProtocolError(detail, Reason.DUPLICATE_KEY)
 
     def _check_blocks(self, command: Receive) -> None:
         try:
             check_blocks(self._layout, command.span, command.blocks)
-        except Exception as error:
-            raise LocalProtocolError(f"{command.key}: {error}") from None
+        except RemoteProtocolError as error:
+            raise LocalProtocolError(f"{command.key}: {error}", error.reason) from None
 
     # the sender -----------------------------------------------------------------------------------------
     def accepted(self, key: Key, session: Session, now: float) -> None:
@@ -108,29 +110,33 @@ class Receiver:
         """The sender will write no more."""
         transfer = self._of(key, session)
         if transfer is not None:
-            self._end_with(transfer, Outcome.FAILED, reason, detail)
-            self._step(transfer, RecvInput.FAIL, now)
+            self._step(transfer, RecvInput.FAIL, now, (Outcome.FAILED, reason, detail))
 
     def released(self, key: Key, session: Session, now: float) -> None:
         """Dropped or Drained."""
         transfer = self._of(key, session)
         if transfer is not None:
-            self._end_with(transfer, Outcome.FAILED, Reason.PREFILL_FAILED, "the sender dropped the transfer")
-            self._step(transfer, RecvInput.RELEASE, now)
+            why = (Outcome.FAILED, Reason.PREFILL_FAILED, "the sender dropped the transfer")
+            self._step(transfer, RecvInput.RELEASE, now, why)
+
+    def draining(self, key: Key, session: Session, now: float) -> None:
+        """The sender is closed, but writes are still in flight."""
+        transfer = self._of(key, session)
+        if transfer is not None:
+            self._step(transfer, RecvInput.DRAIN, now)
+            self.writing(key, session)
 
     def writing(self, key: Key, session: Session) -> None:
         """The sender has posted a write, which needs our transport to be polled."""
         transfer = self._transfers.get(key)
-        if transfer is not None and transfer.target == session.target and transfer.registered:
+        if transfer is not None and transfer.registered_with(session.epoch):
             self._noticing += not transfer.noticing
             transfer.writing = True
 
     def written(self, key: Key, session: Session, now: float) -> None:
         """The sender says that all has been written: the notices must come soon, if they have not already."""
         transfer = self._transfers.get(key)
-        if transfer is None or transfer.target != session.target:
-            return
-        if transfer.registered and transfer.told_at is None:
+        if transfer is not None and transfer.registered_with(session.epoch) and transfer.told_at is None:
             self._noticing += not transfer.noticing
             transfer.told_at = now
             self._arm(transfer)
@@ -149,13 +155,16 @@ class Receiver:
         for key in beat.unknown:
             transfer = self._transfers.get(key)
             if transfer is not None and transfer.state is Recv.ACCEPTED:
-                self._end_with(transfer, Outcome.FAILED, Reason.UNKNOWN_TRANSFER, "the sender has forgotten it")
-                self._step(transfer, RecvInput.GIVE_UP, now)
+                why = (Outcome.FAILED, Reason.UNKNOWN_TRANSFER, "the sender has forgotten it")
+                self._step(transfer, RecvInput.GIVE_UP, now, why)
 
     def _of(self, key: Key, session: Session) -> Receiving | None:
-        """The transfer that a sender speaks of, if it is one with that sender."""
+        """The transfer that a sender speaks of, if it is one with that sender: once a process has been told of
+        blocks, it is only its own word that frees them, on whatever link it comes."""
         transfer = self._transfers.get(key)
-        if transfer is not None and transfer.target == session.target:
+        if transfer is not None and transfer.registered_with(session.epoch):
+            return transfer
+        if transfer is not None and not transfer.registered and transfer.target == session.target:
             return transfer
         self._outbox.count("late_message", Reason.RETIRED_TRANSFER if key in self._retired else Reason.UNKNOWN_TRANSFER)
         return None
@@ -174,8 +183,7 @@ class Receiver:
         transfer.parts = max(transfer.parts, notice.parts)
         if transfer.complete:
             transfer.at["noticed"] = now
-            self._end_with(transfer, Outcome.DELIVERED, Reason.OK, "")
-            self._step(transfer, RecvInput.COMPLETE, now)
+            self._step(transfer, RecvInput.COMPLETE, now, (Outcome.DELIVERED, Reason.OK, ""))
 
     # sessions -------------------------------------------------------------------------------------------
     def session_ready(self, session: Session, now: float) -> None:
@@ -186,9 +194,9 @@ class Receiver:
     def session_lost(self, session: Session, reason: Reason, detail: str, now: float) -> None:
         """A sender is gone."""
         for transfer in self._with(session):
-            self._end_with(transfer, Outcome.FAILED, reason, detail)
             told = transfer.registered or transfer.state is not Recv.CANCELLING
-            self._step(transfer, RecvInput.PEER_LOST if told else RecvInput.DOOMED, now)
+            happened = RecvInput.PEER_LOST if told else RecvInput.DOOMED
+            self._step(transfer, happened, now, (Outcome.FAILED, reason, detail))
 
     def live_keys(self, session: Session) -> list[Key]:
         """The transfers whose leases this session should renew."""
@@ -202,14 +210,11 @@ class Receiver:
         """Repeat what was not answered; stop waiting for what will not come."""
         for key in self._timers.due(now):
             transfer = self._transfers[key]
-            if transfer.state is Recv.QUARANTINED:
-                self._step(transfer, RecvInput.SAFE, now)
-            elif now >= self._noticed_by(transfer):
-                self._end_with(transfer, Outcome.FAILED, Reason.NOTICE_LOST, "written, but never noticed")
-                self._step(transfer, RecvInput.FAIL, now)
+            if now >= self._noticed_by(transfer):
+                why = (Outcome.FAILED, Reason.NOTICE_LOST, "written, but never noticed")
+                self._step(transfer, RecvInput.FAIL, now, why)
             elif transfer.limit_at is not None and now >= transfer.limit_at:
-                self._end_with(transfer, Outcome.FAILED, *_overdue(transfer))
-                self._step(transfer, RecvInput.GIVE_UP if transfer.registered else RecvInput.DOOMED, now)
+                self._step(transfer, _at_the_limit(transfer), now, (Outcome.FAILED, *_overdue(transfer)))
             else:
                 self._repeat(transfer, now)
 
@@ -241,53 +246,76 @@ class Receiver:
             self._timers.arm(transfer.key, deadline)
 
     def _repeat(self, transfer: Receiving, now: float) -> None:
+        pause = self._config.retry_s
+        if transfer.state is Recv.QUARANTINED:
+            self._outbound.session(transfer.target, now)  # it may be back, and can be asked then
+            pause = self._config.connect_timeout_s
         session = self._outbound.get(transfer.target)
         if session is not None and session.state is SessionState.READY:
             self._step(transfer, RecvInput.READY, now)
         else:
-            self._wait(transfer, now + self._config.retry_s, transfer.limit_at)
+            self._wait(transfer, now + pause, transfer.limit_at)
 
     # the table ------------------------------------------------------------------------------------------
-    def _step(self, transfer: Receiving, happened: RecvInput, now: float) -> None:
+    def _step(self, transfer: Receiving, happened: RecvInput, now: float, why: Ending | None = None) -> None:
+        """`why` is how the transfer ends, if this ends it and nothing else has before."""
         try:
-            transfer.state, actions = RECEIVER[transfer.state, happened]
+            after, actions = RECEIVER[transfer.state, happened]
         except KeyError:
             raise LocalProtocolError(f"{transfer.key}: {happened} is not possible when {transfer.state}") from None
+        transfer.state = after
+        transfer.end = transfer.end or why
         for action in actions:
             self._actions[action](transfer, now)
 
-    def _end_with(self, transfer: Receiving, outcome: Outcome, reason: Reason, detail: str) -> None:
-        """The first cause is the one that is reported."""
-        if transfer.end is None:
-            transfer.end = (outcome, reason, detail)
-
     def _register(self, transfer: Receiving, now: float) -> None:
         session = self._outbound.session(transfer.target, now)
-        transfer.registered_at = now
+        transfer.sender = session.epoch
         transfer.at.setdefault("registered", now)
         self._outbound.tell(session, Register(transfer.key, transfer.span, transfer.blocks, session.clock))
         limit = transfer.limit_at if transfer.limit_at is not None else now + self._config.connect_timeout_s
         self._wait(transfer, now + self._config.retry_s, limit)
 
     def _cancel(self, transfer: Receiving, now: float) -> None:
-        """Say it if the sender can hear it, and again until it answers or the lease must have ended."""
+        """Say it if the sender can hear it, and again until it answers or its lease must have ended."""
         session = self._outbound.get(transfer.target)
         if session is None:
             self._step(transfer, RecvInput.PEER_LOST if transfer.registered else RecvInput.DOOMED, now)
             return
         if session.state is SessionState.READY:
             self._outbound.tell(session, Cancel(transfer.key, transfer.ending[1]))
-        began = transfer.at.setdefault("cancelled", now)
-        self._wait(transfer, now + self._config.retry_s, began + self._config.lease_s)
+        limit = transfer.limit_at if "cancelled" in transfer.at else self._lease_ends(transfer, now)
+        transfer.at.setdefault("cancelled", now)
+        self._wait(transfer, now + self._config.retry_s, limit)
 
     def _quarantine(self, transfer: Receiving, now: float) -> None:
-        """A sender that we cannot hear may post until the lease has ended that it began, at the latest, when it
-        sent what we last heard of it; and what it has posted may land until the transport has given it up."""
-        session = self._outbound.get(transfer.target)
-        heard = session.last_heard if session is not None else now
+        """A sender that does not answer may post until its lease has ended, and what it has posted may land until
+        the transport has given it up."""
+        limit = max(now, self._lease_ends(transfer, now)) + self._config.quarantine_s
         transfer.at["quarantined"] = now
         self._outbox.count("recv_abandoned", transfer.ending[1])
-        self._wait(transfer, None, max(now, heard + self._config.lease_s) + self._config.quarantine_s)
+        self._wait(transfer, now + self._config.retry_s, limit)
+
+    def _lease_ends(self, transfer: Receiving, now: float) -> float:
+        """When the sender's lease has ended at the latest, for a transfer whose lease we renew no more. It runs from
+        a time of the sender's clock that we have echoed, and so from before we last heard of the sender."""
+        if transfer.lease_ends is None:
+            session = self._outbound.get(transfer.target)
+            heard = session.last_heard if session is not None else now
+            transfer.lease_ends = heard + self._config.lease_s
+        return transfer.lease_ends
+
+    def _ask(self, transfer: Receiving, now: float) -> None:
+        """The address of a lost sender answers. If it is the process that was lost, its word ends the quarantine."""
+        session = self._outbound.get(transfer.target)
+        if session is not None and transfer.registered_with(session.epoch):
+            self._outbound.tell(session, Cancel(transfer.key, transfer.ending[1]))
+        self._wait(transfer, now + self._config.connect_timeout_s, transfer.limit_at)
+
+    def _extend(self, transfer: Receiving, now: float) -> None:
+        """Writes are in flight at a sender that lives: it will say when they have stopped."""
+        limit = max(transfer.limit_at or now, now + self._config.quarantine_s)
+        self._wait(transfer, transfer.retry_at, limit)
 
     def _free(self, transfer: Receiving, now: float) -> None:
         """Give the engine its blocks back: once, and never while anyone may write to them."""
@@ -314,10 +342,31 @@ class Receiver:
     def __len__(self) -> int:
         return len(self._transfers)
 
-    def owner(self, key: Key) -> RequestId | None:
-        """The request that a live transfer belongs to."""
-        transfer = self._transfers.get(key)
-        return transfer.request_id if transfer is not None else None
+    def refuse(self, command: Receive, error: LocalProtocolError, now: float) -> None:
+        """Answer a `Receive` that broke the rules, unless that would free what an earlier one of it waits for."""
+        transfer = self._transfers.get(command.key)
+        mine = transfer is not None and transfer.request_id == command.request_id
+        if mine and transfer is not None and transfer.holds:
+            return
+        self._outbox.event(ReceiveEnded(command.key, command.request_id, Outcome.FAILED, error.reason, str(error)))
+        if mine:
+            self.abort(Abort(command.key, error.reason), now)
+
+
+def _check_expected(transfer: Receiving, command: Receive) -> None:
+    if transfer.state is not Recv.EXPECTING:
+        detail = f"{command.key}: Receive is not possible when {transfer.state}"
+        raise LocalProtocolError(detail, Reason.DUPLICATE_KEY)
+    if (transfer.request_id, transfer.target) != (command.request_id, command.target):
+        expected = f"request {transfer.request_id} from {transfer.target}"
+        detail = f"{command.key} is expected by {expected}, not by {command.request_id}"
+        raise LocalProtocolError(detail, Reason.DUPLICATE_KEY)
+
+
+def _at_the_limit(transfer: Receiving) -> RecvInput:
+    if transfer.state is Recv.QUARANTINED:
+        return RecvInput.SAFE
+    return RecvInput.GIVE_UP if transfer.registered else RecvInput.DOOMED
 
 
 def _overdue(transfer: Receiving) -> tuple[Reason, str]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from kvpush.core.errors import Reason
 from kvpush.core.events import Outcome, Role, TransferRecord
-from kvpush.core.ids import Key, RequestId, Target
+from kvpush.core.ids import Epoch, Key, RequestId, Target
 from kvpush.core.layout import NOTHING, Blocks, Span
 from kvpush.core.sending import Ending
 from kvpush.core.tables import Recv
@@ -17,7 +17,8 @@ class Receiving:
     `seen` are the parts whose notices have arrived, of `parts` (0: not known yet). `holds`: our engine waits
     for a ReceiveEnded. `end` is how a transfer that cannot succeed any more will end. `retry_at` is when to
     repeat what was not answered, `limit_at` when to stop waiting. `writing`: Writing came; `told_at`: when Written
-    did.
+    did. `sender` is the process that was told of our blocks; `lease_ends` is when its lease has ended at the latest,
+    known once we renew it no more.
     """
 
     key: Key
@@ -27,7 +28,7 @@ class Receiving:
     span: Span = NOTHING
     blocks: Blocks = ()
     holds: bool = False
-    registered_at: float | None = None
+    sender: Epoch | None = None
     seen: set[int] = field(default_factory=set)
     parts: int = 0
     end: Ending | None = None
@@ -35,12 +36,17 @@ class Receiving:
     limit_at: float | None = None
     writing: bool = False
     told_at: float | None = None
+    lease_ends: float | None = None
     at: dict[str, float] = field(default_factory=dict)
 
     @property
     def registered(self) -> bool:
-        """Whether the sender may know our blocks."""
-        return self.registered_at is not None
+        """Whether a sender may know our blocks."""
+        return self.sender is not None
+
+    def registered_with(self, process: Epoch) -> bool:
+        """Whether it is this process that may know them."""
+        return self.sender == process
 
     @property
     def noticing(self) -> bool:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable
 
+from kvpush.core.chunks import next_chunk, plan_chunk
 from kvpush.core.commands import Announce, Final, Withdraw
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.effects import Post
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from kvpush.core.events import Ended, Outcome, SourceFree
-from kvpush.core.ids import Key, OpId, RequestId
+from kvpush.core.ids import Epoch, Key, OpId, RequestId
 from kvpush.core.inbound import Caller
 from kvpush.core.layout import Layout, Span, check_blocks
 from kvpush.core.messages import (
@@ -25,7 +26,7 @@ from kvpush.core.messages import (
     encode_notice,
 )
 from kvpush.core.outbox import Outbox
-from kvpush.core.planner import Plan, plan
+from kvpush.core.planner import Plan
 from kvpush.core.retired import Retired, Tombstone
 from kvpush.core.sending import Sending
 from kvpush.core.tables import SENDER, Send, SendAction, SendInput
@@ -48,6 +49,7 @@ class Sender:
             SendAction.ACCEPT: self._accept,
             SendAction.ADVANCE: self._advance,
             SendAction.DROP: self._drop,
+            SendAction.CLOSE: self._close,
             SendAction.DRAIN: self._drain,
             SendAction.TELL: self._tell_end,
             SendAction.HINT: self._hint,
@@ -100,7 +102,8 @@ class Sender:
         """The transfer of one of our requests; two requests with one key are refused."""
         transfer = self._transfer(key, now)
         if transfer.request_id not in (None, request_id):
-            raise LocalProtocolError(f"{key} belongs to request {transfer.request_id}, not to {request_id}")
+            detail = f"{key} belongs to request {transfer.request_id}, not to {request_id}"
+            raise LocalProtocolError(detail, Reason.DUPLICATE_KEY)
         return transfer
 
     def _free_late(self, key: Key, request_id: RequestId, *, free: bool) -> None:
@@ -202,40 +205,40 @@ class Sender:
             self._step(transfer, SendInput.PAUSE, now)
 
     # time -----------------------------------------------------------------------------------------------
-    def tick(self, now: float) -> None:
-        """Expire what nobody has renewed."""
+    def tick(self, now: float) -> list[Caller]:
+        """Expire what nobody has renewed. Returns the receivers whose writes do not stop: they must be lost, so
+        that the transport gives those writes up."""
+        stuck: dict[Epoch, Caller] = {}
         for key in self._timers.due(now):
             transfer = self._transfers[key]
-            reason = Reason.LEASE_EXPIRED
-            if self._never_announced_at(transfer) == self._deadline_of(key):
-                reason = Reason.NEVER_ANNOUNCED
-            self._outbox.count("lease_expired", reason)
-            self._end_with(transfer, Outcome.EXPIRED, reason, f"nothing was heard for {now - transfer.began:.1f} s")
-            self._step(transfer, SendInput.EXPIRE, now)
+            if transfer.state is not Send.DRAINING:
+                self._expire(transfer, now)
+                continue
+            transfer.drain_until = None
+            if transfer.caller is not None:
+                self._outbox.count("write_stuck", transfer.ending[1])
+                stuck[transfer.caller.epoch] = transfer.caller
+        return list(stuck.values())
+
+    def _expire(self, transfer: Sending, now: float) -> None:
+        unannounced = transfer.never_announced_at(self._config) <= now
+        reason = Reason.NEVER_ANNOUNCED if unannounced else Reason.LEASE_EXPIRED
+        self._outbox.count("lease_expired", reason)
+        self._end_with(transfer, Outcome.EXPIRED, reason, f"nothing was heard for {now - transfer.began:.1f} s")
+        self._step(transfer, SendInput.EXPIRE, now)
 
     def next_deadline(self) -> float | None:
         """When the first lease ends."""
         return self._timers.earliest()
 
     def _deadline_of(self, key: Key) -> float | None:
-        """The end of the lease, where a lease applies: not before there is something to hold, not when
-        all is posted (the transport then bounds it), not when draining."""
         transfer = self._transfers.get(key)
-        if transfer is None or transfer.lease_until is None or transfer.all_posted:
-            return None
-        if transfer.state not in (Send.HELD, Send.WAITING, Send.WRITING):
-            return None
-        return min(transfer.lease_until, self._never_announced_at(transfer))
-
-    def _never_announced_at(self, transfer: Sending) -> float:
-        if transfer.request_id is None:
-            return transfer.began + self._config.unannounced_s
-        return float("inf")
+        return transfer.deadline(self._config) if transfer is not None else None
 
     def _hold(self, transfer: Sending, since: float) -> None:
         """Something is held for the receiver: begin (or renew) its lease."""
         transfer.lease_until = since + self._config.lease_s
-        self._timers.arm(transfer.key, min(transfer.lease_until, self._never_announced_at(transfer)))
+        self._timers.arm(transfer.key, min(transfer.lease_until, transfer.never_announced_at(self._config)))
 
     def _renew(self, transfer: Sending, since: float) -> int:
         """Renew a lease that has begun; one that has not cannot run out. Returns how many were renewed."""
@@ -270,6 +273,10 @@ class Sender:
     def _drop(self, transfer: Sending, now: float) -> None:
         self._say(transfer, Dropped(transfer.key))
 
+    def _close(self, transfer: Sending, now: float) -> None:
+        transfer.drain_until = now + self._config.drain_s
+        self._timers.arm(transfer.key, transfer.drain_until)
+
     def _drain(self, transfer: Sending, now: float) -> None:
         self._say(transfer, Draining(transfer.key))
 
@@ -301,46 +308,34 @@ class Sender:
 
     # writing --------------------------------------------------------------------------------------------
     def _advance(self, transfer: Sending, now: float) -> None:
-        """Write what is both final and registered, if anything new is."""
+        """Write what is both final and registered, if anything new is. A registration may come so late that its
+        lease has ended already: it expires with the next tick."""
         assert transfer.caller is not None
+        if not transfer.may_post(now):
+            return
         if transfer.pinned and transfer.tokens < transfer.span.end:
             self._refuse_span(transfer, now)
             return
-        chunk = Span(transfer.covered, self._writable_until(transfer))
+        chunk = next_chunk(transfer, self._layout)
         if chunk.tokens <= 0:
             return
         try:
-            copy = self._plan(transfer, chunk)
+            copy = plan_chunk(transfer, chunk, self._layout)
         except ValueError as error:
             self._end_with(transfer, Outcome.FAILED, Reason.SPAN_NOT_COVERED, str(error))
             self._step(transfer, SendInput.WITHDRAW, now)
             return
         self._post(transfer, chunk, copy, now)
 
+    def may_post(self, op: OpId, now: float) -> bool:
+        """Whether an operation that has waited to be posted may still be (R2)."""
+        transfer = self._transfers.get(self._ops[op]) if op in self._ops else None
+        return transfer is not None and transfer.may_post(now)
+
     def _refuse_span(self, transfer: Sending, now: float) -> None:
         detail = f"the prompt has {transfer.tokens} tokens here, {transfer.span.end} were asked for"
         self._end_with(transfer, Outcome.FAILED, Reason.SPAN_NOT_COVERED, detail)
         self._step(transfer, SendInput.WITHDRAW, now)
-
-    def _writable_until(self, transfer: Sending) -> int:
-        """Up to the end when all of it is final; before that, only blocks that are whole on both sides."""
-        assert transfer.caller is not None
-        if transfer.tokens >= transfer.span.end:
-            return transfer.span.end
-        sizes = [group.block_size for layout in (self._layout, transfer.caller.layout) for group in layout.groups]
-        return transfer.tokens - transfer.tokens % max(sizes)
-
-    def _plan(self, transfer: Sending, chunk: Span) -> Plan:
-        assert transfer.caller is not None
-        return plan(
-            chunk,
-            self._layout,
-            transfer.blocks,
-            0,
-            transfer.caller.layout,
-            transfer.remote_blocks,
-            transfer.span.start,
-        )
 
     def _post(self, transfer: Sending, chunk: Span, copy: Plan, now: float) -> None:
         assert transfer.caller is not None
@@ -368,10 +363,14 @@ class Sender:
     def __len__(self) -> int:
         return len(self._transfers)
 
-    def owner(self, key: Key) -> RequestId | None:
-        """The request that a live transfer belongs to."""
-        transfer = self._transfers.get(key)
-        return transfer.request_id if transfer is not None else None
+    def refuse(self, command: Final | Withdraw, error: LocalProtocolError, now: float) -> None:
+        """Answer a command that broke the rules: at once when the key is another request's, else by ending the
+        transfer, for a request that contradicts itself has nothing to deliver."""
+        transfer = self._transfers.get(command.key)
+        if transfer is None or transfer.request_id != command.request_id:
+            self._outbox.event(SourceFree(command.key, command.request_id))
+        else:
+            self.withdraw(Withdraw(command.key, command.request_id, error.reason, str(error)), now)
 
 
 def _epitaph(key: Key, stone: Tombstone) -> Message:

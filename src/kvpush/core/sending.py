@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import Reason
 from kvpush.core.events import Outcome, Role, TransferRecord
 from kvpush.core.ids import Key, OpId, RequestId
@@ -19,7 +20,8 @@ class Sending:
 
     `tokens` are final in `blocks`; the positions up to `covered` have been posted, in `parts` writes, of which
     `ops` are still in flight. `pinned`: our engine waits for a SourceFree. `end` is how a transfer that is
-    draining will end; `cancelled` whether the receiver waits for Drained rather than Failed.
+    draining will end, `drain_until` when its writes should have stopped; `cancelled` whether the receiver waits for
+    Drained rather than Failed.
     """
 
     key: Key
@@ -36,6 +38,7 @@ class Sending:
     parts: int = 0
     ops: set[OpId] = field(default_factory=set)
     lease_until: float | None = None
+    drain_until: float | None = None
     end: Ending | None = None
     cancelled: bool = False
     nbytes: int = 0
@@ -51,6 +54,27 @@ class Sending:
     def ending(self) -> Ending:
         """How it ends, or has ended."""
         return self.end or (Outcome.FAILED, Reason.TRANSPORT, "")
+
+    def may_post(self, now: float) -> bool:
+        """Whether a write may be posted now (R2)."""
+        writable = self.state in (Send.WAITING, Send.WRITING)
+        return writable and self.lease_until is not None and now < self.lease_until
+
+    def never_announced_at(self, config: ProtocolConfig) -> float:
+        """When to stop waiting for our own engine to hear of it."""
+        return self.began + config.unannounced_s if self.request_id is None else float("inf")
+
+    def deadline(self, config: ProtocolConfig) -> float | None:
+        """When it is given up, unless something happens. A lease applies where something is held for the receiver.
+        When all is posted, writes that are nearly done are not given up for a heartbeat; when draining, they have a
+        time to stop; None before there is anything to hold."""
+        if self.state is Send.DRAINING:
+            return self.drain_until
+        if self.lease_until is None or self.state not in (Send.HELD, Send.WAITING, Send.WRITING):
+            return None
+        if self.all_posted:
+            return self.lease_until + config.drain_s
+        return min(self.lease_until, self.never_announced_at(config))
 
     def record(self) -> TransferRecord:
         """What is known of it, for logs and the benchmark."""

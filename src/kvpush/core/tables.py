@@ -51,6 +51,7 @@ class SendAction(StrEnum):
     ACCEPT = "accept"  # tell the receiver that its registration is valid
     ADVANCE = "advance"  # write what is final and registered
     DROP = "drop"  # Dropped
+    CLOSE = "close"  # post no more; what is in flight has a time to stop
     DRAIN = "drain"  # Draining
     TELL = "tell"  # Drained after a cancel, else Failed
     HINT = "hint"  # Written
@@ -88,11 +89,11 @@ SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.WRITING, H.POST): (S.WRITING, ()),
     (S.WRITING, H.PAUSE): (S.WAITING, ()),
     (S.WRITING, H.COMPLETE): (S.RETIRED, (A.HINT, A.RETIRE)),
-    (S.WRITING, H.WRITE_FAILED): (S.DRAINING, ()),
-    (S.WRITING, H.CANCEL): (S.DRAINING, (A.DRAIN,)),
-    (S.WRITING, H.WITHDRAW): (S.DRAINING, ()),
-    (S.WRITING, H.EXPIRE): (S.DRAINING, ()),
-    (S.WRITING, H.PEER_LOST): (S.DRAINING, ()),
+    (S.WRITING, H.WRITE_FAILED): (S.DRAINING, (A.CLOSE,)),
+    (S.WRITING, H.CANCEL): (S.DRAINING, (A.CLOSE, A.DRAIN)),
+    (S.WRITING, H.WITHDRAW): (S.DRAINING, (A.CLOSE,)),
+    (S.WRITING, H.EXPIRE): (S.DRAINING, (A.CLOSE,)),
+    (S.WRITING, H.PEER_LOST): (S.DRAINING, (A.CLOSE,)),
     (S.DRAINING, H.ANNOUNCE): (S.DRAINING, ()),
     (S.DRAINING, H.FINAL): (S.DRAINING, ()),
     (S.DRAINING, H.REGISTER): (S.DRAINING, ()),
@@ -127,6 +128,7 @@ class RecvInput(StrEnum):
     COMPLETE = "complete"  # every part's notice has arrived
     FAIL = "fail"  # the sender said that it will write no more, and has not written all
     RELEASE = "release"  # Dropped or Drained
+    DRAIN = "drain"  # Draining
     DOOMED = "doomed"  # the sender cannot be told, and it was never told of any block
     ABORT = "abort"
     GIVE_UP = "give_up"  # a deadline of ours has passed
@@ -141,6 +143,8 @@ class RecvAction(StrEnum):
     CANCEL = "cancel"
     FREE = "free"  # the blocks were never promised to anyone: give them back
     QUARANTINE = "quarantine"
+    ASK = "ask"  # a lost sender that is back is asked for its word
+    EXTEND = "extend"  # wait longer: the sender says that writes are in flight
     RETIRE = "retire"  # report the outcome, give the blocks back
 
 
@@ -181,11 +185,13 @@ RECEIVER: dict[tuple[Recv, RecvInput], tuple[Recv, tuple[RecvAction, ...]]] = {
     (R.CANCELLING, J.FAIL): (R.RETIRED, (B.RETIRE,)),
     (R.CANCELLING, J.RELEASE): (R.RETIRED, (B.RETIRE,)),
     (R.CANCELLING, J.ABORT): (R.CANCELLING, ()),
+    (R.CANCELLING, J.DRAIN): (R.CANCELLING, (B.EXTEND,)),
     (R.CANCELLING, J.DOOMED): (R.RETIRED, (B.RETIRE,)),
     (R.CANCELLING, J.GIVE_UP): (R.QUARANTINED, (B.QUARANTINE,)),
     (R.CANCELLING, J.PEER_LOST): (R.QUARANTINED, (B.QUARANTINE,)),
     (R.QUARANTINED, J.ABORT): (R.QUARANTINED, ()),
-    (R.QUARANTINED, J.READY): (R.QUARANTINED, ()),
+    (R.QUARANTINED, J.READY): (R.QUARANTINED, (B.ASK,)),
+    (R.QUARANTINED, J.DRAIN): (R.QUARANTINED, (B.EXTEND,)),
     (R.QUARANTINED, J.ACCEPT): (R.QUARANTINED, ()),
     (R.QUARANTINED, J.PEER_LOST): (R.QUARANTINED, ()),
     (R.QUARANTINED, J.COMPLETE): (R.RETIRED, (B.RETIRE,)),
