@@ -52,9 +52,9 @@ def test_bare_install_has_no_vllm(bare_site: Path) -> None:
     assert not names & {"vllm", "torch", "nixl", "transformers"}
 
 
-@pytest.mark.parametrize("command", ["", "up", "router", "models", "doctor", "demo"])
+@pytest.mark.parametrize("command", ["", "up", "router", "models", "doctor", "demo", "bench", "bench compare"])
 def test_help_works(bare_site: Path, command: str) -> None:
-    shown = run(bare_site, *filter(None, [command]), "--help")
+    shown = run(bare_site, *command.split(), "--help")
     assert shown.returncode == 0, shown.stderr
     assert "Usage: " in shown.stdout
     assert all(line.strip() for line in re.findall(r"^  (?:--\S+)(.*)$", shown.stdout, re.MULTILINE)), "all explained"
