@@ -1,0 +1,110 @@
+"""A NIXL transport in a process of its own, told over a pipe what to do."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from transport.rig import AREA, copy, region, until
+
+from kvpush.core.ids import OpId, PeerName
+from kvpush.transport.base import NoticeArrived, OpDone, TransportEvent
+
+SPAWN = multiprocessing.get_context("spawn")
+IDLE_S = 0.0005
+
+
+class Far:
+    """One process with a transport and `AREA` bytes of registered memory."""
+
+    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
+        self.events: list[TransportEvent] = []
+        self._ours, theirs = SPAWN.Pipe()
+        self._process = SPAWN.Process(target=_serve, args=(theirs, name, dict(environment)), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.metadata, self.address = self.ask("where")
+
+    def ask(self, what: str, *args: object) -> Any:
+        """Have something done (see `_Served`), and wait for its answer; keeps the events that come first."""
+        self._ours.send((what, *args))
+        while True:
+            assert self._ours.poll(30), f"no answer to {what}"
+            said = self._ours.recv()
+            if not isinstance(said, OpDone | NoticeArrived):
+                return said[0]
+            self.events.append(said)
+
+    def listen(self) -> None:
+        """Take in an event, if there is one soon."""
+        if self._ours.poll(0.01):
+            self.events.append(self._ours.recv())
+
+    def has(self, event: TransportEvent) -> None:
+        """Wait until this has been reported."""
+        until(lambda: event in self.events, self.listen)
+
+    def end_of(self, op: int) -> OpDone:
+        """Wait until an operation has ended."""
+
+        def ended() -> list[OpDone]:
+            return [each for each in self.events if isinstance(each, OpDone) and each.op == OpId(op)]
+
+        until(ended, self.listen)
+        return ended()[0]
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """End the process, in whatever state it is."""
+        self._process.kill()
+        self._process.join()
+        self._ours.close()
+
+
+class _Served:
+    """What a process can be asked to do."""
+
+    def __init__(self, name: str) -> None:
+        from kvpush.transport.nixl import NixlTransport
+
+        self.transport = NixlTransport(name)
+        self.memory = np.zeros(AREA, np.uint8)
+        self.transport.register((region(self.memory),), "dram")
+
+    def where(self) -> tuple[bytes, int]:
+        return self.transport.metadata, self.memory.ctypes.data
+
+    def fill(self, value: int) -> None:
+        self.memory[:] = value
+
+    def read(self) -> bytes:
+        return self.memory.tobytes()
+
+    def add(self, peer: str, metadata: bytes) -> None:
+        self.transport.add_peer(PeerName(peer), metadata)
+
+    def remove(self, peer: str) -> None:
+        self.transport.remove_peer(PeerName(peer))
+
+    def write(self, op: int, peer: str, address: int, runs: list[tuple[int, int, int]], notice: bytes) -> None:
+        self.transport.post_write(OpId(op), PeerName(peer), copy(self.memory, address, runs), notice)
+
+
+def _serve(pipe: Connection, name: str, environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
+    served = _Served(name)
+    while True:
+        for event in served.transport.poll():
+            pipe.send(event)
+        if pipe.poll(IDLE_S):
+            try:
+                what, *args = pipe.recv()
+            except EOFError:
+                return
+            pipe.send((getattr(served, what)(*args),))
