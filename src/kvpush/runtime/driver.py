@@ -47,7 +47,7 @@ class Pace:
     """
 
     SLOWEST_S = 0.001
-    RARE_S = 0.02
+    RARE_S = 0.05
     """Between polls while nothing is known to be in flight, but a transfer is open: its hint may have been lost, and a
     connection that is being set up needs both sides' polls."""
     AFTERGLOW_S = 1.0
@@ -113,6 +113,7 @@ class Driver:
         steps = (
             self._take_commands,
             self._take_frames,
+            self._carry_out,  # before the poll: a post need not wait for it, and it may find the post done
             self._take_completions,
             self._pass_time,
             self._carry_out,
