@@ -32,6 +32,13 @@ class Admission:
 
         Raises `RequestRefused` (503) when too many wait already, or the wait is too long.
         """
+        if not self._turn.locked():
+            # nobody is waiting: most requests of a router that is not overloaded need no turn
+            usable = engines()
+            if not usable:
+                return None
+            if chosen := self._with_room(asked, usable):
+                return chosen.admit(asked)
         if self.waiting >= self._max_waiting:
             raise RequestRefused(error_answer(503, "Too many requests wait for a decode engine.", "overloaded"))
         self.waiting += 1
@@ -50,10 +57,13 @@ class Admission:
             usable = engines()
             if not usable:
                 return None
-            chosen = pick([engine for engine in usable if self._has_room(engine, asked)], asked, self._rng)
+            chosen = self._with_room(asked, usable)
             if chosen is not None:
                 return chosen.admit(asked)
             await self._room.wait()
+
+    def _with_room(self, asked: Asked, engines: Sequence[Engine]) -> Engine | None:
+        return pick([engine for engine in engines if self._has_room(engine, asked)], asked, self._rng)
 
     def _has_room(self, engine: Engine, asked: Asked) -> bool:
         if engine.unwritten_tokens == 0 or engine.pool_tokens is None:

@@ -25,7 +25,9 @@ SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 def make_app(config: RouterConfig) -> web.Application:
     """The router as an aiohttp application. Run it with handler cancellation on, or clients that leave are
     noticed late."""
-    app = web.Application(client_max_size=config.max_body_bytes, middlewares=[_key_check(config)])
+    app = web.Application(
+        client_max_size=config.max_body_bytes, middlewares=[_key_check(config)] if config.api_keys else []
+    )
     app.cleanup_ctx.append(_service_context(config))
     app.router.add_get("/health", _handler(Service.health))
     app.router.add_get("/metrics", _handler(Service.metrics))
@@ -69,7 +71,7 @@ def _key_check(config: RouterConfig) -> Middleware:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        is_free = not keys or request.path in _OPEN_ROUTES or request.path.startswith(_ADMIN_ROUTES)
+        is_free = request.path in _OPEN_ROUTES or request.path.startswith(_ADMIN_ROUTES)
         if is_free or has_key(request, keys):
             return await handler(request)
         message = "The API key is missing or wrong. Send it as 'Authorization: Bearer KEY'."

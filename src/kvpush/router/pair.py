@@ -7,7 +7,7 @@ which is how an engine learns that nobody wants the answer.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -76,7 +76,7 @@ class Dispatch:
 
 
 class Delivery:
-    """An answer that has begun. Read `chunks()` once, then `close()` whatever happened."""
+    """An answer that has begun: relay `stream`, then `finish()` when it came to its end, in any case `close()`."""
 
     def __init__(self, legs: "Legs", dispatch: Dispatch, stream: Stream, prefill: "_Prefill | None") -> None:
         self.dispatch = dispatch
@@ -85,14 +85,8 @@ class Delivery:
         self._prefill = prefill
         self._grace_s = 0.0
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The decode leg's body. Raises `LegFailed` when it breaks off."""
-        try:
-            async for chunk in self.stream.chunks():
-                yield chunk
-        except LegFailed as failure:
-            self.dispatch.fail(failure)
-            raise
+    def finish(self) -> None:
+        """The answer is complete: the prefill leg's own answer may still come in a moment."""
         self._grace_s = LINGER_S
 
     def close(self) -> None:

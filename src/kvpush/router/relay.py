@@ -5,14 +5,14 @@ an error event a client understands. A client that reads slowly stops the readin
 waits, and no more than the two sockets' buffers is held.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 
 import msgspec
 from aiohttp import web
 
-from kvpush.router.answers import Answer, LegFailed
+from kvpush.router.answers import Answer, Cause, LegFailed, broken_leg
 from kvpush.router.body import OWNED, encode, parse_fields, strip_owned
+from kvpush.router.idle import IdleTimeout
 from kvpush.router.journey import Ending
 from kvpush.router.upstream import Stream
 
@@ -36,70 +36,91 @@ def send_answer(answer: Answer, headers: Mapping[str, str]) -> web.Response:
     )
 
 
-async def send_stream(
-    request: web.Request,
-    stream: Stream,
-    chunks: AsyncIterator[bytes],
-    headers: Mapping[str, str],
-    stall_timeout_s: float,
-) -> tuple[web.StreamResponse, Ending]:
-    """Relay an answer that has begun, and say how it ended. A client may stop reading for `stall_timeout_s`."""
-    response = web.StreamResponse(status=stream.status, headers={**headers, "Content-Type": stream.content_type})
-    if stream.content_length is not None:
-        response.content_length = int(stream.content_length)
-    try:
-        await response.prepare(request)
-        async for chunk in whole_events(chunks) if stream.is_events else chunks:
-            async with asyncio.timeout(stall_timeout_s):
-                await response.write(chunk)
-        await response.write_eof()
-    except TimeoutError:
-        _hang_up(request, response)
-        return response, Ending.CLIENT_STALLED
-    except LegFailed as failure:
-        await _break_off(request, response, stream, failure)
-        return response, Ending.BROKEN_OFF
-    except ConnectionError:
-        return response, Ending.CLIENT_LEFT
-    return response, Ending.COMPLETE
+class _Response(web.StreamResponse):
+    # the head then leaves together with the first chunk, in one system call
+    _send_headers_immediately = False
 
 
-async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes, cut only between events; an unfinished last event comes only with a clean end."""
-    held = b""
-    async for chunk in chunks:
-        if not held and chunk.endswith(_EVENT_END):
-            yield chunk
-            continue
-        held += chunk
-        cut = held.rfind(_EVENT_END) + len(_EVENT_END)
-        if cut < len(_EVENT_END):
-            cut = len(held) if len(held) > _MAX_HELD_BYTES else 0
-        if cut:
-            yield held[:cut]
-            held = held[cut:]
-    if held:
-        yield held
+class Relay:
+    """One answer on its way to a client. `run()` it once; then `ending` says how it went, and `failure` why."""
+
+    def __init__(self, request: web.Request, stream: Stream, headers: Mapping[str, str]) -> None:
+        self.ending = Ending.CLIENT_LEFT
+        self.failure: LegFailed | None = None
+        self._request = request
+        self._stream = stream
+        self._is_waiting_for_engine = False
+        self.response: web.StreamResponse = _Response(
+            status=stream.status, headers={**headers, "Content-Type": stream.content_type}
+        )
+        if stream.content_length is not None:
+            self.response.content_length = int(stream.content_length)
+
+    async def run(self, idle_timeout_s: float, stall_timeout_s: float) -> None:
+        """Relay to the end. The engine may pause for `idle_timeout_s`, the client for `stall_timeout_s`."""
+        try:
+            with IdleTimeout(min(idle_timeout_s, stall_timeout_s)) as patience:
+                patience.allow(stall_timeout_s)
+                await self._relay(patience, idle_timeout_s, stall_timeout_s)
+            self.ending = Ending.COMPLETE
+        except TimeoutError:
+            await self._timed_out()
+        except LegFailed as failure:
+            await self._break_off(failure)
+        except ConnectionError:
+            self.ending = Ending.CLIENT_LEFT
+        finally:
+            if self.ending is Ending.CLIENT_LEFT and self._stream.said_done:
+                self.ending = Ending.COMPLETE
+
+    async def _relay(self, patience: IdleTimeout, idle_timeout_s: float, stall_timeout_s: float) -> None:
+        await self.response.prepare(self._request)
+        held = b""
+        is_events = self._stream.is_events
+        chunk = self._stream.first
+        while chunk:
+            if is_events and (held or not chunk.endswith(_EVENT_END)):
+                whole, held = cut_after_event(held + chunk)
+                if whole:
+                    await self.response.write(whole)
+            else:
+                await self.response.write(chunk)
+            patience.allow(idle_timeout_s)
+            self._is_waiting_for_engine = True
+            chunk = await self._stream.next_chunk()
+            self._is_waiting_for_engine = False
+            patience.allow(stall_timeout_s)
+        if held:
+            await self.response.write(held)
+        await self.response.write_eof()
+
+    async def _timed_out(self) -> None:
+        if self._is_waiting_for_engine:
+            engine = self._stream.engine
+            await self._break_off(broken_leg(engine.role, engine.url, Cause.TIMEOUT, "its answer does not go on"))
+            return
+        self.ending = Ending.CLIENT_STALLED
+        self.response.force_close()
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+    async def _break_off(self, failure: LegFailed) -> None:
+        """Tell the client, and let it see that the answer has no clean end."""
+        self.ending, self.failure = Ending.BROKEN_OFF, failure
+        self.response.force_close()
+        try:
+            if self._stream.is_events:
+                await self.response.write(b"data: " + msgspec.json.format(failure.answer.body, indent=-1) + _EVENT_END)
+        except ConnectionError:
+            return
+        if self._request.transport is not None:
+            self._request.transport.close()
 
 
-def _hang_up(request: web.Request, response: web.StreamResponse) -> None:
-    """Drop a client that does not read, with what it has not read."""
-    response.force_close()
-    if request.transport is not None:
-        request.transport.abort()
-
-
-async def _break_off(request: web.Request, response: web.StreamResponse, stream: Stream, failure: LegFailed) -> None:
-    """Tell the client, and let it see that the answer has no clean end."""
-    response.force_close()
-    try:
-        if stream.is_events:
-            await response.write(b"data: " + _one_line(failure.answer.body) + _EVENT_END)
-    except ConnectionError:
-        return
-    if request.transport is not None:
-        request.transport.close()
-
-
-def _one_line(body: bytes) -> bytes:
-    return bytes(msgspec.json.format(body, indent=-1))
+def cut_after_event(data: bytes) -> tuple[bytes, bytes]:
+    """What may be sent, and what must be held until its event is whole; an absurdly long event is sent in parts."""
+    cut = data.rfind(_EVENT_END)
+    if cut < 0:
+        return (data, b"") if len(data) > _MAX_HELD_BYTES else (b"", data)
+    cut += len(_EVENT_END)
+    return data[:cut], data[cut:]

@@ -92,8 +92,8 @@ class SelfCheck:
             return "the decode engine's /metrics does not count tokens from other engines"
         delivery = await self._ask(prefill, decode)
         try:
-            async for _ in delivery.chunks():
-                pass
+            await delivery.stream.read_rest()
+            delivery.finish()
         finally:
             delivery.close()
         deadline = time.monotonic() + COUNT_TIMEOUT_S

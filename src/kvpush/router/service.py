@@ -17,7 +17,7 @@ from kvpush.router.fleet import Fleet
 from kvpush.router.journey import Ending, Journey
 from kvpush.router.metrics import Metrics
 from kvpush.router.pair import Delivery, Legs, Path
-from kvpush.router.relay import relay_body, send_answer, send_stream
+from kvpush.router.relay import Relay, relay_body, send_answer
 from kvpush.router.requestlog import log_request
 from kvpush.router.selfcheck import SelfCheck
 from kvpush.router.timeline import Timeline
@@ -98,15 +98,16 @@ class Service:
     async def _deliver(self, request: web.Request, delivery: Delivery, journey: Journey) -> web.StreamResponse:
         seconds = journey.timeline.seconds_to("first_byte")
         self._metrics.first_byte(delivery.dispatch.path, seconds or 0.0)
+        relay = Relay(request, delivery.stream, _headers_of(journey))
         try:
-            response, journey.ending = await send_stream(
-                *(request, delivery.stream, delivery.chunks(), _headers_of(journey)),
-                stall_timeout_s=self.config.client_stall_timeout_s,
-            )
-            return response
+            await relay.run(self.config.idle_timeout_s, self.config.client_stall_timeout_s)
+            return relay.response
         finally:
-            if journey.ending is Ending.CLIENT_LEFT and delivery.stream.said_done:
-                journey.ending = Ending.COMPLETE
+            journey.ending = relay.ending
+            if relay.failure is not None:
+                delivery.dispatch.fail(relay.failure)
+            if relay.ending is Ending.COMPLETE:
+                delivery.finish()
             delivery.close()
 
     def _end(self, journey: Journey) -> None:
@@ -135,11 +136,9 @@ class Service:
         try:
             stream = await self.upstream.relay(engine, request.method, request.path_qs, body, self._headers(request))
             try:
-                response, _ = await send_stream(
-                    *(request, stream, stream.chunks(), {PATH_HEADER: Path.LOCAL}),
-                    stall_timeout_s=self.config.client_stall_timeout_s,
-                )
-                return response
+                relay = Relay(request, stream, {PATH_HEADER: Path.LOCAL})
+                await relay.run(self.config.idle_timeout_s, self.config.client_stall_timeout_s)
+                return relay.response
             finally:
                 stream.close()
         finally:

@@ -4,10 +4,7 @@ Owned by the event loop's thread. Connections are kept for a little less than an
 5 s), so that a request is hardly ever written to a connection that is being closed.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import aiohttp
 import msgspec
@@ -15,9 +12,6 @@ import msgspec
 from kvpush.router.answers import Answer, Cause, LegFailed, broken_leg
 from kvpush.router.config import RouterConfig
 from kvpush.router.engine import Engine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 _JSON = "application/json"
@@ -72,7 +66,7 @@ class Upstream:
             try:
                 if response.status // 100 != 2:
                     raise _refused(engine, response, await _read_bounded(response))
-                stream = Stream(engine, response, await response.content.readany(), self._config.idle_timeout_s)
+                stream = Stream(engine, response, await response.content.readany())
                 if stream.is_events and stream.first.startswith(_ERROR_EVENT):
                     raise _failed_event(engine, stream.first)
                 return stream
@@ -89,7 +83,7 @@ class Upstream:
                 method, engine.url + path, data=body, headers=headers, allow_redirects=False
             )
             try:
-                return Stream(engine, response, await response.content.readany(), self._config.idle_timeout_s)
+                return Stream(engine, response, await response.content.readany())
             except BaseException:
                 response.close()
                 raise
@@ -98,15 +92,14 @@ class Upstream:
 class Stream:
     """An answer whose first bytes are here and whose rest is still coming. Close it."""
 
-    def __init__(self, engine: Engine, response: aiohttp.ClientResponse, first: bytes, idle_timeout_s: float) -> None:
+    def __init__(self, engine: Engine, response: aiohttp.ClientResponse, first: bytes) -> None:
         self.engine = engine
         self.status = response.status
         self.content_type = response.headers.get("Content-Type", _JSON)
         self.content_length = response.headers.get("Content-Length")
         self._response = response
         self.first = first
-        self.last = b""
-        self._idle_timeout_s = idle_timeout_s
+        self.last = first
 
     @property
     def is_events(self) -> bool:
@@ -118,20 +111,18 @@ class Stream:
         """True once the last event of OpenAI's streams is here; clients may leave without waiting for more."""
         return self.last.endswith(_LAST_EVENT)
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises `LegFailed` when it breaks off."""
-        if self.first:
-            self.last = self.first
-            yield self.first
-        content = self._response.content
-        while True:
-            with mapped(self.engine):
-                async with asyncio.timeout(self._idle_timeout_s):
-                    chunk = await content.readany()
-            if not chunk:
-                return
+    async def next_chunk(self) -> bytes:
+        """More of the body, b"" at its end. Raises `LegFailed` when it breaks off."""
+        with mapped(self.engine):
+            chunk = await self._response.content.readany()
+        if chunk:
             self.last = chunk
-            yield chunk
+        return chunk
+
+    async def read_rest(self) -> None:
+        """Take what is still to come, and throw it away. Raises `LegFailed`."""
+        while await self.next_chunk():
+            pass
 
     def close(self) -> None:
         """Stop: the engine sees its client leave unless the answer was complete. Idempotent."""
@@ -141,19 +132,29 @@ class Stream:
             self._response.close()
 
 
-@contextmanager
-def mapped(engine: Engine) -> "Iterator[None]":
-    """Turn the client's exceptions into `LegFailed`, and look at the engine again at once."""
-    try:
-        yield
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+class mapped:
+    """Turn the client's exceptions in a block into `LegFailed`, and look at the engine again at once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (aiohttp.ClientError, OSError)):
+            raise _failed(self._engine, error) from None
+
+
+def _failed(engine: Engine, error: Exception) -> LegFailed:
+    """`TimeoutError` is an `OSError`."""
+    if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
         engine.refresh.set()
-        raise broken_leg(engine.role, engine.url, Cause.UNREACHABLE, _say(error)) from None
-    except TimeoutError:
-        raise broken_leg(engine.role, engine.url, Cause.TIMEOUT, "it did not answer in time") from None
-    except (aiohttp.ClientError, OSError) as error:
-        engine.refresh.set()
-        raise broken_leg(engine.role, engine.url, Cause.BROKEN, _say(error)) from None
+        return broken_leg(engine.role, engine.url, Cause.UNREACHABLE, _say(error))
+    if isinstance(error, TimeoutError):
+        return broken_leg(engine.role, engine.url, Cause.TIMEOUT, "it did not answer in time")
+    engine.refresh.set()
+    return broken_leg(engine.role, engine.url, Cause.BROKEN, _say(error))
 
 
 def _say(error: Exception) -> str:
