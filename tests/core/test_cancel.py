@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+from core.faults import listen, lose
 from core.network import LOST
 from core.process import Process
 from core.world import World
@@ -32,13 +33,6 @@ def transfer(world: World, p: Process, d: Process) -> None:
     assert d.received[key].outcome is Outcome.DELIVERED
 
 
-def heard(world: World, kinds: tuple[type[Message], ...]) -> list[Message]:
-    """The messages of some kinds that are sent from now on."""
-    messages: list[Message] = []
-    world.judge(lambda _s, _d, message: messages.append(message) if isinstance(message, kinds) else None)
-    return messages
-
-
 ANSWERS = (Dropped, Draining, Drained, Failed)
 
 
@@ -46,7 +40,8 @@ ANSWERS = (Dropped, Draining, Drained, Failed)
 def test_abort_is_answered_with_dropped_when_nothing_was_posted(world: World, pair: tuple[Process, Process]) -> None:
     p, d = pair
     key = world.key()
-    said = heard(world, ANSWERS)
+    said: list[Message] = []
+    world.judge(listen(said, *ANSWERS))
     d.receive(key, p, 10)
     p.announce(key)
     world.run(0.1)
@@ -63,7 +58,8 @@ def test_abort_keeps_the_blocks_until_posted_writes_have_drained(world: World, p
     p, d = pair
     key = world.key()
     world.data.holding = lambda _: True
-    said = heard(world, ANSWERS)
+    said: list[Message] = []
+    world.judge(listen(said, *ANSWERS))
     d.receive(key, p, 10)
     p.final(key, 10)
     world.run(0.1)
@@ -81,7 +77,8 @@ def test_abort_after_the_sender_has_finished_is_answered(world: World, pair: tup
     p, d = pair
     key = world.key()
     world.data.notice_delay = lambda _: 1.0
-    said = heard(world, ANSWERS)
+    said: list[Message] = []
+    world.judge(listen(said, *ANSWERS))
     d.receive(key, p, 10)
     p.final(key, 10)
     world.run_until(lambda: not p.sources)
@@ -180,7 +177,7 @@ def test_lost_drained_is_repaired_by_the_next_cancel(world: World, pair: tuple[P
     p, d = pair
     key = world.key()
     world.data.holding = lambda _: True
-    world.judge(lambda _s, _d, message: LOST if isinstance(message, Drained) else None)
+    world.judge(lose(Drained))
     d.receive(key, p, 10)
     p.final(key, 10)
     world.run(0.1)
@@ -344,7 +341,7 @@ def test_late_completion_after_the_quarantine_is_ignored(world: World, pair: tup
 
 def test_slow_write_of_a_living_sender_is_waited_for_longer_than_a_quarantine() -> None:
     """R1: the sender says again and again that it is draining, so nothing has to be guessed from time."""
-    world = World(ProtocolConfig(lease_s=6.0, quarantine_s=5.0))
+    world = World(ProtocolConfig(lease_s=8.0, quarantine_s=5.0))
     p, d = world.pair()
     key = world.key()
     world.data.holding = lambda _: True

@@ -1,9 +1,9 @@
 """A prompt's KV reaches the receiver, whatever comes first and whatever is lost, late or doubled on the way."""
 
 import pytest
+from core.faults import first, lose
 from core.memory import make_layout
-from core.network import LOST, Fate, Judge
-from core.process import Process
+from core.network import LOST, Fate
 from core.world import World
 
 from kvpush.core.errors import Reason
@@ -15,19 +15,6 @@ from kvpush.core.messages import Accepted, Hello, Message, Register, Welcome, Wr
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-def first(kind: type[Message], fate: Fate = LOST) -> Judge:
-    """Let something happen to the first frame of a kind only."""
-    met: list[Message] = []
-
-    def judge(source: Process, destination: Process, message: Message) -> Fate | None:
-        if not isinstance(message, kind) or met:
-            return None
-        met.append(message)
-        return fate
-
-    return judge
 
 
 def test_receiver_gets_the_prompt_when_it_registers_before_the_prompt_is_final(world: World) -> None:
@@ -227,7 +214,7 @@ def test_hint_before_the_notice_waits_for_it(world: World) -> None:
 
 def test_hint_before_the_notice_waits_for_it_though_the_registration_was_not_answered(world: World) -> None:
     """Repeating the registration is not what the notice's grace ends with."""
-    world.judge(lambda _source, _destination, message: LOST if isinstance(message, Accepted) else None)
+    world.judge(lose(Accepted))
     p, d = world.pair()
     key = world.key()
     world.data.notice_delay = lambda _: 1.5
@@ -238,7 +225,7 @@ def test_hint_before_the_notice_waits_for_it_though_the_registration_was_not_ans
 
 
 def test_notice_before_the_hint_is_enough(world: World) -> None:
-    world.judge(lambda _source, _destination, message: LOST if isinstance(message, Written | Writing) else None)
+    world.judge(lose(Written, Writing))
     p, d = world.pair()
     key = world.key()
     d.receive(key, p, 10)
@@ -260,7 +247,7 @@ def test_receive_fails_soon_when_its_notice_is_lost(world: World) -> None:
 
 def test_receive_fails_soon_when_notice_and_hint_are_lost(world: World) -> None:
     """The next heartbeat tells what the hint would have."""
-    world.judge(lambda _source, _destination, message: LOST if isinstance(message, Written) else None)
+    world.judge(lose(Written))
     p, d = world.pair()
     key = world.key()
     world.data.notice_delay = lambda _: None

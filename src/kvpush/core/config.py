@@ -34,10 +34,13 @@ class ProtocolConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(
                     field, f"must be greater than 0, got {getattr(self, field)}", "Set a positive number."
                 )
-        if self.heartbeat_s * 2 > min(self.lease_s, self.peer_timeout_s):
+        # a heartbeat renews a lease from when the answer to an earlier one was sent: with every other heartbeat lost,
+        # two of their intervals ago, and the next renewal comes another two later
+        room = min(self.lease_s / 4, self.peer_timeout_s / 2)
+        if self.heartbeat_s > room:
             raise ConfigError(
                 "heartbeat_s",
-                f"{self.heartbeat_s} leaves no room for one lost heartbeat within lease_s {self.lease_s} "
+                f"{self.heartbeat_s} leaves no room for a lost heartbeat within lease_s {self.lease_s} "
                 f"and peer_timeout_s {self.peer_timeout_s}",
-                "Use at most half of the smaller one.",
+                f"Use at most {room:g}: a quarter of lease_s, and half of peer_timeout_s.",
             )
