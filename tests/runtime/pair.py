@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterable
+from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,8 +23,10 @@ _REPLY_S = 60.0
 
 
 class RemoteSide:
-    """A `Side` in a child process, which starts at once. Each call waits for the child's answer, except after
-    `freeze`; a child that is gone or does not answer fails the test."""
+    """A `Side` in a child process, which starts by itself while others do.
+
+    Each call waits for the child's answer; a child that is gone or does not answer fails the test.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,12 @@ class RemoteSide:
         self._process.start()
         theirs.close()
         self.events: list[Event] = []
-        self.address: Address = self._reply()
+
+    @cached_property
+    def address(self) -> Address:
+        """Where it listens; the first use waits until it does."""
+        address: Address = self._reply()
+        return address
 
     # the side's own methods, see `Side` ---------------------------------------------------------------
     def fill(self, seed: int) -> None:
@@ -96,6 +104,7 @@ class RemoteSide:
         self._connection.close()
 
     def _call(self, method: str, *args: object) -> Any:
+        assert self.address
         self._connection.send((method, args))
         return self._reply()
 

@@ -47,7 +47,7 @@ class Side:
         # planes, blocks, tokens, heads, bytes
         self.cache: NDArray[np.uint8] = np.zeros((LAYERS * KINDS, BLOCKS, BLOCK_SIZE, HEADS, HEAD_BYTES), np.uint8)
         config = ThreadConfig(engine_id=EngineId(name), listen=LOCAL, secret=secret, protocol=protocol)
-        self.config = config
+        self._config, self._make_transport = config, make_transport
         self.thread = TransferThread(config, self._layout(), make_transport)
         self.events: list[Event] = []
 
@@ -74,8 +74,8 @@ class Side:
 
     def listen_on(self, address: Address) -> None:
         """Listen there instead of on a free port; before `start`."""
-        config = replace(self.config, listen=address)
-        self.thread = TransferThread(config, self._layout(), self.thread._make_transport)
+        config = replace(self._config, listen=address)
+        self.thread = TransferThread(config, self._layout(), self._make_transport)
 
     def start(self) -> Address:
         self.address = self.thread.start()

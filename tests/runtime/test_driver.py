@@ -2,20 +2,24 @@
 
 import logging
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 from runtime.rig import LOCAL, Party, pump_until, until
-from runtime.side import Side, announce, answer, final, new_key, receive
+from runtime.side import BRISK, Side, announce, answer, final, new_key, receive
 
 from kvpush.core.commands import Abort
-from kvpush.core.events import Counted, Outcome, ReceiveEnded
+from kvpush.core.endpoint import Endpoint
+from kvpush.core.events import Counted, Outcome, ReceiveEnded, Stopped
 from kvpush.core.ids import LinkId, OpId, PeerName
 from kvpush.core.planner import Plan
 from kvpush.runtime.control import ControlChannel
 from kvpush.runtime.driver import Pace
 from kvpush.transport.base import Transport, TransportEvent
+from kvpush.transport.faults import Fault, FaultKind, Script
+from kvpush.transport.faulty import FaultyTransport
 from kvpush.transport.memory import MemoryFabric, MemoryTransport
 
 TOKENS, HERE, THERE = 10, (3, 1, 4), (5, 9, 2)
@@ -161,6 +165,44 @@ def test_random_frames_do_not_disturb_a_push(sides: tuple[Side, Side]) -> None:
 def test_many_commands_at_once_are_all_carried_out(sides: tuple[Side, Side]) -> None:
     sides[0].submit(*[Abort(new_key()) for _ in range(5000)])
     assert push(*sides).outcome is Outcome.DELIVERED
+
+
+@pytest.fixture
+def stuck_sender() -> Iterator[tuple[Side, Side]]:
+    """A sender whose writes never end, and a receiver."""
+    fabric, faults = MemoryFabric(), Script(Fault(FaultKind.WRITE_STUCK, nth=None))
+    sender = Side("prefill", lambda: FaultyTransport(fabric.transport("prefill"), faults))
+    receiver = Side("decode", lambda: fabric.transport("decode"))
+    for side in (sender, receiver):
+        side.start()
+    yield sender, receiver
+    for side in (sender, receiver):
+        side.stop()
+
+
+def test_stop_is_bounded_while_a_write_is_in_flight(stuck_sender: tuple[Side, Side]) -> None:
+    sender, receiver = stuck_sender
+    key = new_key()
+    receiver.submit(receive(key, sender.address, TOKENS, THERE))
+    sender.submit(final(key, TOKENS, HERE))
+    until(lambda: receiver.thread.turns > 3 and sender.thread.turns > 5)
+    began = time.monotonic()
+    sender.stop()
+    assert time.monotonic() - began < BRISK.stop_s + 2
+    assert not sender.thread.alive
+    assert any(isinstance(event, Stopped) for event in sender.events)
+    ended = answer(receiver, key)
+    assert isinstance(ended, ReceiveEnded)
+    assert ended.outcome is Outcome.FAILED
+
+
+def test_stop_gives_up_on_an_endpoint_that_never_reports_stopped(
+    sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Endpoint, "_finish_stop", lambda *_: None)
+    sides[0].stop()
+    assert not sides[0].thread.alive
+    assert "abandoned" in caplog.text
 
 
 def make_pace(last_happened: float) -> Pace:
