@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Mapping
+from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,13 +27,22 @@ class Far:
         self._process = SPAWN.Process(target=_serve, args=(theirs, name, dict(environment)), daemon=True)
         self._process.start()
         theirs.close()
-        self.metadata, self.address = self.ask("where")
+
+    @cached_property
+    def metadata(self) -> bytes:
+        """What others need to reach it."""
+        return bytes(self.ask("metadata"))
+
+    @cached_property
+    def address(self) -> int:
+        """Where its memory is."""
+        return int(self.ask("address"))
 
     def ask(self, what: str, *args: object) -> Any:
         """Have something done (see `_Served`), and wait for its answer; keeps the events that come first."""
         self._ours.send((what, *args))
         while True:
-            assert self._ours.poll(30), f"no answer to {what}"
+            assert self._ours.poll(90), f"no answer to {what}"
             said = self._ours.recv()
             if not isinstance(said, OpDone | NoticeArrived):
                 return said[0]
@@ -45,7 +55,7 @@ class Far:
 
     def has(self, event: TransportEvent) -> None:
         """Wait until this has been reported."""
-        until(lambda: event in self.events, self.listen)
+        until(lambda: event in self.events, self.listen, 60)
 
     def end_of(self, op: int) -> OpDone:
         """Wait until an operation has ended."""
@@ -53,7 +63,7 @@ class Far:
         def ended() -> list[OpDone]:
             return [each for each in self.events if isinstance(each, OpDone) and each.op == OpId(op)]
 
-        until(ended, self.listen)
+        until(ended, self.listen, 60)
         return ended()[0]
 
     def signal(self, number: signal.Signals) -> None:
@@ -77,8 +87,11 @@ class _Served:
         self.memory = np.zeros(AREA, np.uint8)
         self.transport.register((region(self.memory),), "dram")
 
-    def where(self) -> tuple[bytes, int]:
-        return self.transport.metadata, self.memory.ctypes.data
+    def metadata(self) -> bytes:
+        return self.transport.metadata
+
+    def address(self) -> int:
+        return self.memory.ctypes.data
 
     def fill(self, value: int) -> None:
         self.memory[:] = value

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 
 import pytest
 from transport.far import Far
@@ -18,15 +19,30 @@ from kvpush.transport.nixl import TCP_TIMEOUT, NixlTransport
 
 pytest.importorskip("nixl", reason="NIXL is not installed")
 
-Start = Callable[[str], Far]
+Start = Callable[[], Far]
+
+_numbers = count()
 
 
-@pytest.fixture(params=[{}, {"UCX_TLS": "tcp"}], ids=["shared-memory", "tcp"])
-def start(request: pytest.FixtureRequest) -> Iterator[Start]:
+@pytest.fixture(scope="module", params=[{}, {"UCX_TLS": "tcp"}], ids=["shared-memory", "tcp"])
+def environment(request: pytest.FixtureRequest) -> dict[str, str]:
+    return dict(request.param)
+
+
+@pytest.fixture(scope="module")
+def sender(environment: dict[str, str]) -> Iterator[Far]:
+    """The survivor: one process through all of it."""
+    far = Far("sender", environment)
+    yield far
+    far.kill()
+
+
+@pytest.fixture
+def start(environment: dict[str, str]) -> Iterator[Start]:
     started: list[Far] = []
 
-    def start_one(name: str) -> Far:
-        started.append(Far(name, request.param))
+    def start_one() -> Far:
+        started.append(Far(f"receiver {next(_numbers)}", environment))
         return started[-1]
 
     yield start_one
@@ -35,15 +51,12 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
 
 
 @pytest.fixture
-def sender(start: Start) -> Far:
-    return start("sender")
-
-
-@pytest.fixture
-def receiver(start: Start, sender: Far) -> Far:
-    far = start("receiver")
+def receiver(start: Start, sender: Far) -> Iterator[Far]:
+    far = start()
+    sender.events.clear()
     sender.ask("add", "receiver", far.metadata)
-    return far
+    yield far
+    sender.ask("remove", "receiver")
 
 
 def write(op: int, sender: Far, receiver: Far, notice: bytes, name: str = "receiver") -> None:
@@ -71,14 +84,13 @@ def test_bytes_are_there_with_each_notice(sender: Far, receiver: Far) -> None:
 
 
 def test_write_to_a_killed_process_fails_and_others_go_on(start: Start, sender: Far, receiver: Far) -> None:
-    other = start("other")
+    other = start()
     sender.ask("add", "other", other.metadata)
     write(1, sender, receiver, b"before")
     sender.has(OpDone(OpId(1)))
     receiver.kill()
     write(2, sender, receiver, b"after")
     assert sender.end_of(2).error
-    sender.ask("remove", "receiver")
     write(3, sender, other, b"other", name="other")
     other.has(NoticeArrived(b"other"))
     assert sender.end_of(3).error == ""
@@ -88,7 +100,7 @@ def test_restarted_process_is_reached_under_the_same_name(start: Start, sender: 
     write(1, sender, receiver, b"before")
     sender.has(OpDone(OpId(1)))
     receiver.kill()
-    again = start("receiver")
+    again = start()
     sender.ask("add", "receiver", again.metadata)
     write(2, sender, again, b"again")
     again.has(NoticeArrived(b"again"))
