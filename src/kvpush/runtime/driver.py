@@ -196,6 +196,9 @@ class Driver:
                 self._channel.close_link(link)
 
     def _post(self, post: Post) -> None:
+        if not self._endpoint.may_post(post.op, self._clock()):
+            self._endpoint.op_finished(post.op, "its transfer ended before it was posted", self._clock())
+            return
         error = self._attempt(self._transport.post_write, post.op, post.peer, post.plan, post.notice)
         self._pace.happened(self._clock())
         if error:
