@@ -25,7 +25,7 @@ _TESTS = Path(__file__).parents[1]
 
 @dataclass
 class Run:
-    """What one engine did with two waves of prompts: all of them, and the short ones again."""
+    """What one engine did with two waves of prompts: all of them, and the last ones again."""
 
     asked: list[Asked]
     answers: list[list[int]]
@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, ci: Profile) -> Run:
     folder = tmp_path_factory.mktemp("offline")
     rng = np.random.default_rng(5)
     prompts = [rng.integers(kvfunc.FIRST_TOKEN, ci.vocabulary, length).tolist() for length in LENGTHS]
-    waves = [[(prompt, 150) for prompt in prompts], [(prompt, 60) for prompt in prompts if len(prompt) < 600]]
+    waves = [[(prompt, 300) for prompt in prompts], [(prompt, 60) for prompt in reversed(prompts[-3:])]]
     done = subprocess.run(
         [sys.executable, "-m", "sim.offline", str(folder)],
         input=json.dumps(waves),
