@@ -23,7 +23,6 @@ from kvpush.transport.owner import Owner
 
 class _Metadata(msgspec.Struct, frozen=True):
     name: str
-    memory: str
     regions: tuple[Region, ...]
 
 
@@ -39,7 +38,6 @@ class _Port:
 @dataclass(frozen=True)
 class _Peer:
     port: _Port
-    memory: str
     areas: Areas
 
 
@@ -79,7 +77,7 @@ class MemoryTransport:
     def __init__(self, fabric: MemoryFabric, name: str, port: _Port) -> None:
         self._fabric = fabric
         self._port = port
-        self._metadata = _Metadata(name, "", ())
+        self._metadata = _Metadata(name, ())
         self._areas: Areas | None = None
         self._peers: dict[PeerName, _Peer] = {}
         self._posted: deque[_Posted] = deque()
@@ -97,8 +95,8 @@ class MemoryTransport:
         self._check("register")
         if memory != "dram":
             raise TransportError(f"memory '{memory}' cannot be reached from here, only 'dram'")
-        self._metadata = msgspec.structs.replace(self._metadata, memory=memory, regions=regions)
         self._areas = Areas(regions)
+        self._metadata = _Metadata(self._metadata.name, regions)
 
     def add_peer(self, peer: PeerName, metadata: bytes) -> None:
         """Load a peer of the same fabric."""
@@ -107,8 +105,9 @@ class MemoryTransport:
             theirs = msgspec.msgpack.decode(metadata, type=_Metadata)
         except msgspec.MsgspecError as error:
             raise TransportError(f"{peer}: its transport metadata cannot be read: {error}") from None
+        port, areas = self._fabric.port(theirs.name), Areas(theirs.regions)
         self.remove_peer(peer)
-        self._peers[peer] = _Peer(self._fabric.port(theirs.name), theirs.memory, Areas(theirs.regions))
+        self._peers[peer] = _Peer(port, areas)
 
     def remove_peer(self, peer: PeerName) -> None:
         """Forget a peer; what was not copied yet never will be."""

@@ -113,11 +113,12 @@ class NixlTransport:
         state = self._state("register")
         if memory not in MEMORY_KINDS:
             raise TransportError(f"memory '{memory}' is none of {', '.join(MEMORY_KINDS)}")
+        areas = Areas(regions)
         rows = np.array([(region.base, region.nbytes, region.device) for region in regions], np.uint64)
         with _mapped(f"registering {len(regions)} regions of {memory} memory"):
             state.registered = state.agent.register_memory(rows, memory.upper())
             blob = state.agent.get_agent_metadata()
-        self._memory, self._areas = memory, Areas(regions)
+        self._memory, self._areas = memory, areas
         self._metadata = msgspec.msgpack.encode(_Metadata(self._name, memory, regions, blob))
 
     def add_peer(self, peer: PeerName, metadata: bytes) -> None:
@@ -127,13 +128,14 @@ class NixlTransport:
             theirs = msgspec.msgpack.decode(metadata, type=_Metadata)
         except msgspec.MsgspecError as error:
             raise TransportError(f"{peer}: its transport metadata cannot be read: {error}") from None
+        areas = Areas(theirs.regions)
         self.remove_peer(peer)
         for other, known in state.peers.items():
             if known.agent == theirs.agent:
                 raise TransportError(f"{peer}: its agent {theirs.agent} is loaded as {other} already")
         with _mapped(f"loading peer {peer}"):
             agent = state.agent.add_remote_agent(theirs.nixl).decode()
-            state.peers[peer] = _Peer(agent, theirs.memory, Areas(theirs.regions))
+            state.peers[peer] = _Peer(agent, theirs.memory, areas)
             state.agent.make_connection(agent)
 
     def remove_peer(self, peer: PeerName) -> None:
