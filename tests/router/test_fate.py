@@ -221,3 +221,21 @@ async def test_stalled_stream_is_broken_off_within_the_configured_bound() -> Non
         with pytest.raises(aiohttp.ClientPayloadError):
             await asyncio.wait_for(rig.post(stream=True), 5.0)
         await until(rig.idle, PROMPTLY_S)
+
+
+async def test_prefill_engine_whose_kv_never_comes_is_found_out_by_the_decode_engines_errors() -> None:
+    def decode(seen: Seen) -> Reply:
+        # what the second prefill engine sends never arrives
+        return error_reply(500, "kv load failed") if seen.params["remote_engine_id"] == "p1" else good_decode(seen)
+
+    async with rigged([good_prefill, good_prefill], [decode, decode]) as rig:
+        statuses = [(await rig.post(prompt=f"{number} " * 30)).status for number in range(30)]
+    assert set(statuses) == {200}, "the retry must avoid the prefill engine too"
+    assert len(rig.prefills[1].seen) < 8, "the breaker must keep it out"
+
+
+async def test_clients_own_request_id_comes_back_and_the_engines_get_the_transfer_id() -> None:
+    async with rigged() as rig:
+        answer = await rig.post(headers={"X-Request-Id": "mine"})
+    assert answer.headers["x-request-id"] == "mine"
+    assert rig.decode.seen[0].headers["x-request-id"] == answer.headers["x-kvpush-transfer-id"]

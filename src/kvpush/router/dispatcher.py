@@ -48,7 +48,6 @@ class Dispatcher:
                 return await self._try(journey, path)
             except LegFailed as failure:
                 path = self._next_path(journey, path, failure)
-                journey.avoid[failure.role] = failure.engine
 
     def _must_recompute(self) -> bool:
         return self._config.prefill_loss is PrefillLoss.RECOMPUTE and not self._fleet.usable(EngineRole.PREFILL)
@@ -57,14 +56,20 @@ class Dispatcher:
         """How to go on after a failed try; raises the failure again when that makes no sense."""
         if not failure.engines_fault or failure.cause is Cause.TIMEOUT:
             raise failure
-        others = self._fleet.usable(failure.role, failure.engine)
-        has_other = any(engine.url != failure.engine for engine in others)
+        journey.avoid_after(failure)
         # a connection may break only because the engine had just closed it for idleness
-        if len(journey.trail) < TRIES and (has_other or failure.cause is Cause.BROKEN):
+        is_worth_it = failure.cause is Cause.BROKEN or self._has_other(journey)
+        if len(journey.trail) < TRIES and is_worth_it:
             return path
         if self._config.prefill_loss is PrefillLoss.RECOMPUTE and failure.role is EngineRole.PREFILL:
             return Path.RECOMPUTED
         raise failure
+
+    def _has_other(self, journey: Journey) -> bool:
+        """Whether any engine that is to be avoided can be."""
+        return any(
+            engine.url != url for role, url in journey.avoid.items() if url for engine in self._fleet.usable(role, url)
+        )
 
     async def _try(self, journey: Journey, path: Path) -> Delivery:
         dispatch = journey.dispatch(self._config, path)

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from kvpush.core.ids import Key, TransferId
+from kvpush.router.answers import LegFailed
 from kvpush.router.asked import Asked
 from kvpush.router.config import EngineRole, RouterConfig
-from kvpush.router.pair import Dispatch, Path
+from kvpush.router.pair import Dispatch, Path, may_be_prefills_fault
 from kvpush.router.timeline import Timeline
 
 
@@ -27,15 +28,26 @@ def new_transfer_id() -> TransferId:
 
 
 class Journey:
-    """A request that ends without a word has lost its client: that is what `ending` says until it is known better."""
+    """A request that ends without a word has lost its client: that is what `ending` says until it is known better.
 
-    def __init__(self, asked: Asked, headers: Mapping[str, str], timeline: Timeline) -> None:
+    `client_id` is the client's own X-Request-Id: it comes back with the answer, the engines get the transfer id.
+    """
+
+    def __init__(self, asked: Asked, headers: Mapping[str, str], timeline: Timeline, client_id: str = "") -> None:
         self.asked = asked
         self.headers = headers
         self.timeline = timeline
+        self.client_id = client_id
         self.trail: list[Dispatch] = []
         self.ending = Ending.CLIENT_LEFT
         self.avoid = dict.fromkeys(EngineRole, "")
+
+    def avoid_after(self, failure: LegFailed) -> None:
+        """Next time, not the engine that failed; nor the prefill engine, when it may have been the cause."""
+        self.avoid[failure.role] = failure.engine
+        prefill = self.trail[-1].prefill
+        if prefill is not None and may_be_prefills_fault(failure):
+            self.avoid[EngineRole.PREFILL] = prefill.engine.url
 
     def dispatch(self, config: RouterConfig, path: Path) -> Dispatch:
         """The next try."""

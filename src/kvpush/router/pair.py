@@ -17,7 +17,7 @@ from kvpush.core.ids import Key
 from kvpush.router.answers import Cause, LegFailed, broken_leg
 from kvpush.router.asked import Asked
 from kvpush.router.body import encode, with_params
-from kvpush.router.config import Connector
+from kvpush.router.config import Connector, EngineRole
 from kvpush.router.connectors import decode_params, is_concurrent, prefill_params, read_prefill_answer
 from kvpush.router.engine import Seat
 from kvpush.router.prefill_body import prefill_fields
@@ -68,11 +68,25 @@ class Dispatch:
             if seat is not None and seat.engine.url == failure.engine:
                 seat.engine.leg_failed(failure, time.monotonic())
 
+    def suspect_prefill(self, failure: LegFailed) -> None:
+        """The decode leg has failed before its first byte: perhaps because the KV never came."""
+        if self.prefill is not None and may_be_prefills_fault(failure):
+            self.prefill.engine.breaker.failed(time.monotonic())
+
     def release(self) -> None:
         """Give back every seat."""
         for seat in (self.prefill, self.decode):
             if seat is not None:
                 seat.release()
+
+
+def may_be_prefills_fault(failure: LegFailed) -> bool:
+    """Whether a decode leg's failure may have its cause on the other engine.
+
+    Both are then suspects, and the innocent one is cleared by its next leg with another partner.
+    """
+    is_decode = failure.role is EngineRole.DECODE
+    return is_decode and failure.engines_fault and failure.cause in (Cause.REFUSED, Cause.TIMEOUT)
 
 
 class Delivery:
@@ -140,7 +154,7 @@ class Legs:
     def end_later(self, dispatch: Dispatch, prefill: _Prefill, grace_s: float) -> None:
         """End a prefill leg that nobody waits for."""
         if prefill.done():
-            _note_late_failure(dispatch, prefill)
+            _note_end(dispatch, prefill)
             return
         task = asyncio.create_task(self._end_prefill(dispatch, prefill, grace_s))
         self._ending.add(task)
@@ -150,7 +164,7 @@ class Legs:
         await asyncio.wait((prefill,), timeout=grace_s)
         prefill.cancel()
         await asyncio.wait((prefill,))
-        _note_late_failure(dispatch, prefill)
+        _note_end(dispatch, prefill)
 
     async def _decode_after(self, dispatch: Dispatch, prefill: _Prefill, take_seat: TakeSeat | None) -> Stream:
         if dispatch.hold_decode_s > 0:
@@ -191,7 +205,6 @@ class Legs:
             seat.release()
         dispatch.timeline.mark("prefill_done")
         seat.engine.prefilled(seat.queue_tokens, time.monotonic() - started)
-        seat.engine.succeeded()
         return params
 
 
@@ -225,10 +238,17 @@ def _give_up(dispatch: Dispatch, error: BaseException) -> None:
     dispatch.release()
     if isinstance(error, LegFailed):
         dispatch.fail(error)
+        dispatch.suspect_prefill(error)
 
 
-def _note_late_failure(dispatch: Dispatch, prefill: _Prefill) -> None:
-    if not prefill.cancelled() and isinstance(failure := prefill.exception(), LegFailed):
+def _note_end(dispatch: Dispatch, prefill: _Prefill) -> None:
+    """The prefill leg of an answer has ended: well, through our cancelling it, or with a failure nobody waited for."""
+    if prefill.cancelled() or dispatch.prefill is None:
+        return
+    failure = prefill.exception()
+    if failure is None:
+        dispatch.prefill.engine.succeeded()
+    elif isinstance(failure, LegFailed):
         dispatch.fail(failure)
 
 

@@ -17,6 +17,7 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     route: str = ""
     path: str = ""
     transfer_id: str = ""
+    client_id: str = ""
     prefill: str = ""
     decode: str = ""
     tokens: int = 0
@@ -39,6 +40,7 @@ def request_line(journey: Journey) -> RequestLine:
         route=journey.asked.route,
         path=last.path if last else "",
         transfer_id=last.key.transfer_id if last else "",
+        client_id=journey.client_id,
         prefill=last.prefill.engine.url if last and last.prefill else "",
         decode=last.decode.engine.url if last and last.decode else "",
         tokens=journey.asked.tokens,

@@ -25,6 +25,7 @@ from kvpush.router.upstream import Upstream
 
 PATH_HEADER = "x-kvpush-path"
 TRANSFER_HEADER = "x-kvpush-transfer-id"
+ID_HEADER = "x-request-id"
 _PASSED_ON = ("traceparent", "tracestate", "accept-language")
 
 
@@ -80,7 +81,7 @@ class Service:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Completions and chat completions."""
         timeline = Timeline()
-        journey = Journey(OTHER, self._headers(request), timeline)
+        journey = Journey(OTHER, self._headers(request), timeline, request.headers.get(ID_HEADER, ""))
         try:
             journey.asked = await self._read(request)
             timeline.mark("read")
@@ -166,7 +167,8 @@ class Service:
 
 
 def _headers_of(journey: Journey) -> dict[str, str]:
-    if not journey.trail:
-        return {}
-    dispatch = journey.trail[-1]
-    return {PATH_HEADER: dispatch.path, TRANSFER_HEADER: dispatch.key.transfer_id}
+    headers = {ID_HEADER: journey.client_id} if journey.client_id else {}
+    if journey.trail:
+        headers[PATH_HEADER] = journey.trail[-1].path
+        headers[TRANSFER_HEADER] = journey.trail[-1].key.transfer_id
+    return headers
