@@ -1,6 +1,7 @@
 """The HTTP server: routes, answers, and the life of the process."""
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -121,4 +122,5 @@ async def serve(config: RouterConfig) -> None:
 
 def run(config: RouterConfig) -> None:
     """`serve` on a uvloop loop of its own."""
+    gc.freeze()  # what was imported stays: collections need not look at it again and again
     uvloop.run(serve(config))
