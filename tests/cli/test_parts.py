@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
-from kvpush.cli.device import DevicePlan, plan_device
-from kvpush.cli.parts import ClusterSpec, engine_command, plan_engines, router_command, share_cores
+from kvpush.cli.device import DevicePlan, nvidia_gpus, plan_device
+from kvpush.cli.parts import ClusterSpec, Share, engine_command, plan_engines, router_command, share_machine
 from kvpush.core.errors import ConfigError
 from kvpush.router.config import Connector, EngineRole, parse_engine
+
+ALL = Share("0")
 
 
 def spec(**changes: Any) -> ClusterSpec:
@@ -39,7 +41,7 @@ def test_engine_gets_the_connector_of_its_role(
 ) -> None:
     cluster = spec(connector=connector, connector_config={"lease_s": 5})
     engine = next(engine for engine in plan_engines(cluster) if engine.role is role)
-    command = engine_command(cluster, engine, "0")
+    command = engine_command(cluster, engine, ALL)
     config = json.loads(value_after(command.argv, "--kv-transfer-config"))
     assert (config["kv_connector"], config["kv_role"], config["engine_id"]) == (vllm_name, kv_role, engine.name)
     assert config["kv_connector_extra_config"] == {"lease_s": 5}
@@ -49,15 +51,15 @@ def test_engine_gets_the_connector_of_its_role(
 def test_plain_engine_gets_no_connector() -> None:
     cluster = spec(connector=Connector.NONE, prefill=0)
     (engine,) = plan_engines(cluster)
-    assert "--kv-transfer-config" not in engine_command(cluster, engine, "0").argv
+    assert "--kv-transfer-config" not in engine_command(cluster, engine, ALL).argv
 
 
 def test_later_arguments_of_the_user_come_after_our_own() -> None:
     """vLLM takes the last of two values, so a user can overrule the launcher."""
     cluster = spec(vllm_args=("--dtype", "bfloat16"), decode_args=("--block-size", "32"), block_size=16)
     prefill, decode = plan_engines(cluster)
-    assert engine_command(cluster, prefill, "0").argv[-2:] == ("--dtype", "bfloat16")
-    assert engine_command(cluster, decode, "0").argv[-2:] == ("--block-size", "32")
+    assert engine_command(cluster, prefill, ALL).argv[-2:] == ("--dtype", "bfloat16")
+    assert engine_command(cluster, decode, ALL).argv[-2:] == ("--block-size", "32")
 
 
 def test_router_is_told_each_engine_in_words_it_can_parse() -> None:
@@ -75,14 +77,14 @@ def test_environment_of_the_user_wins_over_defaults_but_not_over_addresses(monke
     monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "1")
     cluster = spec()
     engine = plan_engines(cluster)[0]
-    env = engine_command(cluster, engine, "0").env
+    env = engine_command(cluster, engine, ALL).env
     assert "VLLM_CPU_KVCACHE_SPACE" not in env
     assert env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(engine.kv_port)
 
 
 def test_simulated_device_brings_its_own_model() -> None:
     cluster = spec(device=DevicePlan(("--worker-cls", "x.Y"), {"A": "1"}, Path("/sim/model")))
-    command = engine_command(cluster, plan_engines(cluster)[0], "0")
+    command = engine_command(cluster, plan_engines(cluster)[0], ALL)
     assert value_after(command.argv, "--model") == "/sim/model"
     assert command.env["A"] == "1"
 
@@ -108,7 +110,7 @@ def test_cluster_that_cannot_work_is_refused(changes: dict[str, Any], field: str
 
 
 @pytest.mark.parametrize(
-    ("cores", "engines", "shares"),
+    ("items", "engines", "shares"),
     [
         ([0, 1], 2, ["0", "1"]),
         ([0, 1], 3, ["0", "1", "0"]),
@@ -116,5 +118,22 @@ def test_cluster_that_cannot_work_is_refused(changes: dict[str, Any], field: str
         ([4], 2, ["4", "4"]),
     ],
 )
-def test_cores_are_shared_out(cores: list[int], engines: int, shares: list[str]) -> None:
-    assert share_cores(cores, engines) == shares
+def test_cores_and_gpus_are_shared_out(items: list[int], engines: int, shares: list[str]) -> None:
+    assert [share.cores for share in share_machine(items, [], engines)] == shares
+    assert [share.gpus for share in share_machine([0], items, engines)] == shares
+
+
+def test_engine_sees_only_its_own_gpus() -> None:
+    cluster = spec(device=DevicePlan(gpus=(0, 1)))
+    shares = share_machine([0, 1], cluster.device.gpus, 2)
+    commands = [engine_command(cluster, *both) for both in zip(plan_engines(cluster), shares, strict=True)]
+    assert [command.env["CUDA_VISIBLE_DEVICES"] for command in commands] == ["0", "1"]
+    assert "CUDA_VISIBLE_DEVICES" not in engine_command(spec(), plan_engines(spec())[0], ALL).env
+
+
+def test_gpus_are_those_that_the_machine_has_or_the_user_allows(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert nvidia_gpus(tmp_path, "") == (0, 1, 10)
+    assert nvidia_gpus(tmp_path, "3,1") == (3, 1)
+    assert nvidia_gpus(tmp_path / "none", "") == ()

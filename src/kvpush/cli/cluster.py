@@ -23,7 +23,7 @@ from kvpush.cli.parts import (
     engine_command,
     plan_engines,
     router_command,
-    share_cores,
+    share_machine,
 )
 from kvpush.cli.ports import can_listen, free_ports
 from kvpush.core.errors import ConfigError, KVPushError
@@ -127,8 +127,8 @@ class Cluster:
 
     def _start(self) -> None:
         self.spec.log_dir.mkdir(parents=True, exist_ok=True)
-        cores = share_cores(sorted(os.sched_getaffinity(0)), len(self.engines))
-        for engine, share in zip(self.engines, cores, strict=True):
+        shares = share_machine(sorted(os.sched_getaffinity(0)), self.spec.device.gpus, len(self.engines))
+        for engine, share in zip(self.engines, shares, strict=True):
             self._add(engine.name, engine.url, engine_command(self.spec, engine, share))
         self._wait_until_ready()
         self._add("router", self.url, router_command(self.spec, self.engines, self.port))

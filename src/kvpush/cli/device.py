@@ -1,5 +1,6 @@
 """What the engines compute on, as vLLM's arguments and environment."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +10,13 @@ from kvpush.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """`model` None means the one that the user asked for; a simulated device brings its own."""
+    """`model` None means the one that the user asked for; a simulated device brings its own. `gpus` are the
+    numbers of those that the engines share out among them."""
 
     vllm_args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     model: Path | None = None
+    gpus: tuple[int, ...] = ()
 
 
 CPU = DevicePlan(
@@ -32,10 +35,19 @@ def plan_device(name: str) -> DevicePlan:
         case ("cpu", "", ""):
             return CPU
         case ("vllm", "", ""):
-            return DevicePlan()
+            return DevicePlan(gpus=nvidia_gpus())
         case ("sim", ":", profile) if profile:
             return _simulated(profile)
     raise ConfigError("device", f"'{name}' is not known", "Use cpu, vllm or sim:PROFILE.")
+
+
+def nvidia_gpus(devices: Path = Path("/dev"), visible: str | None = None) -> tuple[int, ...]:
+    """The numbers of this machine's NVIDIA GPUs, or those in `visible` (`CUDA_VISIBLE_DEVICES` when None)."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "") if visible is None else visible
+    if chosen:
+        return tuple(int(number) for number in chosen.split(",") if number.strip().isdecimal())
+    numbers = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*"))
+    return tuple(sorted(int(number) for number in numbers if number.isdecimal()))
 
 
 def _simulated(profile: str) -> DevicePlan:

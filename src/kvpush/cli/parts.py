@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import assert_never
 
@@ -12,6 +13,22 @@ from kvpush.cli.device import CPU, DevicePlan
 from kvpush.cli.ports import free_ports
 from kvpush.core.errors import ConfigError
 from kvpush.router.config import Connector, EngineRole
+
+
+class LoadFailurePolicy(StrEnum):
+    """What a decode engine does with a request whose transfer has failed; vLLM's words."""
+
+    FAIL = "fail"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one engine may compute on: CPU cores as a list ("0,2-3"), GPUs likewise, "" without any."""
+
+    cores: str
+    gpus: str = ""
+
 
 _VLLM_NAMES = {
     Connector.KVPUSH: "KVPushConnector",
@@ -41,7 +58,7 @@ class ClusterSpec:
     port: int = 0
     block_size: int | None = None
     connector_config: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-    load_failure_policy: str = "fail"
+    load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
     vllm_args: tuple[str, ...] = ()
     prefill_args: tuple[str, ...] = ()
     decode_args: tuple[str, ...] = ()
@@ -94,8 +111,8 @@ def plan_engines(spec: ClusterSpec) -> tuple[Engine, ...]:
     return tuple(engines)
 
 
-def engine_command(spec: ClusterSpec, engine: Engine, cores: str) -> Command:
-    """How one engine is started, bound to `cores` (a list as in "0,2-3")."""
+def engine_command(spec: ClusterSpec, engine: Engine, share: Share) -> Command:
+    """How one engine is started on its share of the machine."""
     by_role = spec.prefill_args if engine.role is EngineRole.PREFILL else spec.decode_args
     argv = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
@@ -109,7 +126,7 @@ def engine_command(spec: ClusterSpec, engine: Engine, cores: str) -> Command:
         *spec.vllm_args,
         *by_role,
     ]
-    return Command(tuple(argv), _engine_env(spec, engine, cores))
+    return Command(tuple(argv), _engine_env(spec, engine, share))
 
 
 def _transfer_args(spec: ClusterSpec, engine: Engine) -> Sequence[str]:
@@ -139,14 +156,15 @@ def _kv_role(connector: Connector, role: EngineRole) -> str:
             assert_never(connector)
 
 
-def _engine_env(spec: ClusterSpec, engine: Engine, cores: str) -> Mapping[str, str]:
+def _engine_env(spec: ClusterSpec, engine: Engine, share: Share) -> Mapping[str, str]:
     ours = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": engine.host,
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(engine.kv_port or engine.port + 1),
-        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        "VLLM_CPU_OMP_THREADS_BIND": share.cores,
+        **({"CUDA_VISIBLE_DEVICES": share.gpus} if share.gpus else {}),
         **spec.device.env,
     }
     unset = {name: value for name, value in ours.items() if name not in os.environ or name.startswith("VLLM_NIXL")}
@@ -171,9 +189,15 @@ def _router_engine(engine: Engine) -> str:
     return f"{engine.url},kv={engine.host}:{engine.kv_port},engine_id={engine.name}"
 
 
-def share_cores(cores: Sequence[int], engines: int) -> list[str]:
-    """Which cores each engine may compute on: equal shares, or in turn when there are fewer than engines."""
-    if len(cores) < engines:
-        return [str(cores[i % len(cores)]) for i in range(engines)]
-    share = len(cores) // engines
-    return [",".join(map(str, cores[i * share : (i + 1) * share])) for i in range(engines)]
+def share_machine(cores: Sequence[int], gpus: Sequence[int], engines: int) -> list[Share]:
+    """Which cores and GPUs each engine gets: equal shares, or in turn when there are fewer than engines."""
+    core_lists = _split(cores, engines)
+    gpu_lists = _split(gpus, engines) if gpus else [""] * engines
+    return [Share(*both) for both in zip(core_lists, gpu_lists, strict=True)]
+
+
+def _split(items: Sequence[int], engines: int) -> list[str]:
+    if len(items) < engines:
+        return [str(items[i % len(items)]) for i in range(engines)]
+    size = len(items) // engines
+    return [",".join(map(str, items[i * size : (i + 1) * size])) for i in range(engines)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvpush.cli.parts import ClusterSpec
+from kvpush.cli.parts import ClusterSpec, LoadFailurePolicy
 from kvpush.router.config import Connector
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def up_command(
     port: Annotated[int, typer.Option(help="The router's port; 0 picks a free one.")] = 8000,
     block_size: Annotated[int | None, typer.Option(help="KV cache block size in tokens. [default: vLLM's]")] = None,
     policy: Annotated[
-        str, typer.Option(help="What decode engines do when a transfer fails: fail or recompute.")
-    ] = "fail",
+        LoadFailurePolicy, typer.Option(help="What decode engines do with a request whose transfer fails.")
+    ] = LoadFailurePolicy.FAIL,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. [default: a new one in the cache]")] = None,
     vllm_args: Annotated[list[str] | None, typer.Argument(help="After --: more arguments for every engine.")] = None,
 ) -> None:
@@ -79,7 +79,7 @@ def make_spec(
     host: str = "127.0.0.1",
     port: int = 0,
     block_size: int | None = None,
-    load_failure_policy: str = "fail",
+    load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL,
     log_dir: Path | None = None,
     vllm_args: tuple[str, ...] = (),
 ) -> ClusterSpec:
