@@ -72,11 +72,10 @@ def _show(cluster: "Cluster", question: str, body: dict[str, object]) -> None:
     # the salt keeps the engine from taking the transferred blocks from its prefix cache
     alone = ask(cluster.decode[0].url, {**body, "cache_salt": "alone"})
     console.print(alone.text, markup=False)
-    path = through.headers.get("x-kvpush-path", "")
     records = _records(cluster, through.headers.get("x-kvpush-transfer-id", ""))
     _print_records(through, records)
-    _judge(through, alone, path, records)
-    console.print(f"\nThe two answers are identical, and {_blocks(records)} blocks were pushed.", style="green")
+    judge(through, alone, records)
+    console.print(f"\nThe two answers are identical, and {blocks_of(records)} blocks were pushed.", style="green")
 
 
 def _records(cluster: "Cluster", transfer_id: str) -> "list[TransferRecord]":
@@ -107,16 +106,18 @@ def _print_records(through: "Answer", records: "list[TransferRecord]") -> None:
         console.print(f"{(moment.at - through.asked_at) * 1000:8.1f}  {moment.what}", markup=False)
 
 
-def _judge(through: "Answer", alone: "Answer", path: str, records: "list[TransferRecord]") -> None:
+def judge(through: "Answer", alone: "Answer", records: "list[TransferRecord]") -> None:
+    """Raises `DemoFailed` unless both texts are the same and blocks were delivered for the first."""
+    path = through.headers.get("x-kvpush-path", "none")
     if through.text != alone.text:
         raise DemoFailed("the two answers differ")
     if not through.text:
         raise DemoFailed("the answer is empty")
-    if path != "pd" or not _blocks(records):
+    if path != "pd" or not blocks_of(records):
         raise DemoFailed(f"no block was transferred (path '{path}', {len(records)} transfer records)")
 
 
-def _blocks(records: "list[TransferRecord]") -> int:
+def blocks_of(records: "list[TransferRecord]") -> int:
     """Blocks that the receiving side has confirmed."""
     from kvpush.core.events import Outcome, Role
 
