@@ -95,7 +95,8 @@ class Process:
         """Allocate blocks for the tokens [start, tokens) and ask for them."""
         size = self.layout.groups[0].block_size
         count = -(-tokens // size) - start // size
-        blocks = (tuple(self.free.pop(0) for _ in range(count)),)
+        blocks: Blocks = (tuple(self.free.pop(0) for _ in range(count)),)
+        blocks += tuple(tuple(range(count)) for _ in self.layout.groups[1:])
         command = Receive(key, request_of(key), _target(sender), Span(start, tokens), blocks)
         self.destinations[key] = command
         self._execute(command)
@@ -190,7 +191,7 @@ class Process:
 
     def _give_back(self, blocks: Blocks) -> None:
         """Blocks go to the free pool, and what they held is overwritten by whoever gets them next."""
-        for ids in blocks:
+        for ids in blocks[:1]:
             self.memory.scribble(ids)
             self.free.extend(ids)
 

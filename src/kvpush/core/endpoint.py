@@ -75,10 +75,14 @@ class Endpoint:
         try:
             self._execute(command, now)
         except LocalProtocolError as error:
-            self._answer_refused(command, error, now)
+            self._outbox.count("local_error", error.reason)
+            self._answer(command, error, now)
             raise
 
     def _execute(self, command: Command, now: float) -> None:
+        if self._stop_by is not None:
+            self._answer(command, LocalProtocolError("the transfer thread is stopping", Reason.SHUTDOWN), now)
+            return
         match command:
             case Announce():
                 self._sender.announce(command, now)
@@ -95,9 +99,8 @@ class Endpoint:
             case Stop():
                 self._stop(now)
 
-    def _answer_refused(self, command: Command, error: LocalProtocolError, now: float) -> None:
-        """A request whose command was refused must not wait for ever, nor free what another one uses."""
-        self._outbox.count("local_error", error.reason)
+    def _answer(self, command: Command, error: LocalProtocolError, now: float) -> None:
+        """A request whose command is not carried out must not wait for ever, nor free what another one uses."""
         match command:
             case Receive():
                 self._receiver.refuse(command, error, now)
@@ -107,11 +110,10 @@ class Endpoint:
                 pass
 
     def _stop(self, now: float) -> None:
-        if self._stop_by is None:
-            self._stop_by = now + self._config.stop_s
-            self._sender.stop(now)
-            self._receiver.stop(now)
-            self._finish_stop(now)
+        self._stop_by = now + self._config.stop_s
+        self._sender.stop(now)
+        self._receiver.stop(now)
+        self._finish_stop(now)
 
     def _finish_stop(self, now: float) -> None:
         """Report `Stopped` once, when nothing is left or the bound has come."""

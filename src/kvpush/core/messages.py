@@ -22,6 +22,9 @@ VERSION = 1
 MAX_KEYS = 65_536
 """Keys in one heartbeat; a receiver with more sends several."""
 
+_Clock = Annotated[float, msgspec.Meta(ge=0, lt=1e18)]
+"""Seconds of a process's monotonic clock. The bounds keep out what does not compare: infinity and not-a-number."""
+
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
@@ -38,7 +41,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """Sender: who answers; the receiver may register. `clock`: the sender's own, see Heartbeat."""
 
     engine_id: EngineId
-    clock: float
+    clock: _Clock
 
 
 class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
@@ -59,7 +62,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     key: Key
     span: Span
     blocks: Blocks
-    echo: float
+    echo: _Clock
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
@@ -122,7 +125,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     receiver last heard the sender, which is what makes a quarantine of known length safe (R1).
     """
 
-    echo: float
+    echo: _Clock
     keys: Annotated[tuple[Key, ...], msgspec.Meta(max_length=MAX_KEYS)]
 
 
@@ -137,7 +140,7 @@ class End(msgspec.Struct, frozen=True, array_like=True):
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """Sender: the answer to a heartbeat. `unknown` were never heard of here; `ended` are over."""
 
-    clock: float
+    clock: _Clock
     unknown: tuple[Key, ...]
     ended: tuple[End, ...]
 

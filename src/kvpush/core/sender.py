@@ -27,8 +27,8 @@ from kvpush.core.messages import (
 )
 from kvpush.core.outbox import Outbox
 from kvpush.core.planner import Plan
-from kvpush.core.retired import Retired, Tombstone
-from kvpush.core.sending import Sending
+from kvpush.core.retired import Retired
+from kvpush.core.sending import Sending, epitaph, told
 from kvpush.core.tables import SENDER, Send, SendAction, SendInput
 from kvpush.core.timers import Timers
 
@@ -43,6 +43,7 @@ class Sender:
         self._transfers: dict[Key, Sending] = {}
         self._ops: dict[OpId, Key] = {}
         self._last_op = 0
+        self._stopping = False
         self._retired = Retired(config.retired_memory_s, config.retired_memory_keys)
         self._timers: Timers[Key] = Timers(self._deadline_of)
         self._actions: dict[SendAction, Callable[[Sending, float], None]] = {
@@ -92,7 +93,8 @@ class Sender:
         self._step(transfer, SendInput.WITHDRAW, now)
 
     def stop(self, now: float) -> None:
-        """End everything that can end now; what is in flight drains."""
+        """End everything that can end now; what is in flight drains, and nothing new is accepted."""
+        self._stopping = True
         for transfer in list(self._transfers.values()):
             if transfer.state is not Send.DRAINING:
                 self._end_with(transfer, Outcome.FAILED, Reason.SHUTDOWN, "the sender is stopping")
@@ -116,17 +118,18 @@ class Sender:
 
     # the receiver ---------------------------------------------------------------------------------------
     def register(self, caller: Caller, message: Register, now: float) -> None:
-        """A receiver asks. Raises RemoteProtocolError, and has changed nothing, when it may not."""
+        """A receiver asks. Raises RemoteProtocolError when it may not, and nothing is in flight to it."""
         stone = self._retired.get(message.key)
         if stone is not None:
             self._outbox.count("late_message", Reason.RETIRED_TRANSFER)
-            self._tell(caller, _epitaph(message.key, stone))
+            self._tell(caller, epitaph(message.key, stone))
             return
-        check_blocks(caller.layout, message.span, message.blocks)
-        known = self._transfers.get(message.key)
-        if known is not None and known.caller is not None:
-            self._check_repeated(known, caller, message)
-        transfer = known if known is not None else self._transfer(message.key, now)
+        try:
+            self._check_registration(caller, message)
+        except RemoteProtocolError as error:
+            self._reject(caller, message.key, error, now)
+            return
+        transfer = self._transfer(message.key, now)
         if transfer.caller is None:
             transfer.caller, transfer.span, transfer.remote_blocks = caller, message.span, message.blocks
             transfer.covered = message.span.start
@@ -135,13 +138,30 @@ class Sender:
         self._renew(transfer, min(message.echo, now))
         self._step(transfer, SendInput.REGISTER, now)
 
-    def _check_repeated(self, known: Sending, caller: Caller, message: Register) -> None:
+    def _check_registration(self, caller: Caller, message: Register) -> None:
         """The same registration again is a repetition; another one with the same key is refused."""
-        assert known.caller is not None
+        if self._stopping:
+            raise RemoteProtocolError(Reason.SHUTDOWN, "the sender is stopping")
+        check_blocks(caller.layout, message.span, message.blocks)
+        known = self._transfers.get(message.key)
+        if known is None or known.caller is None:
+            return
         same = known.caller.epoch == caller.epoch and known.span == message.span
         if not same or known.remote_blocks != message.blocks:
             detail = f"{message.key} is registered by {known.caller.name} for {known.span} already"
             raise RemoteProtocolError(Reason.DUPLICATE_KEY, detail, "key")
+
+    def _reject(self, caller: Caller, key: Key, error: RemoteProtocolError, now: float) -> None:
+        """A refusal frees the receiver's blocks, so it must be true for good: the transfer ends, whatever comes
+        later, unless it is another receiver's. While writes are in flight to this one, it is told when they stop."""
+        transfer = self._transfer(key, now)
+        known = transfer.caller
+        if known is None or known.epoch == caller.epoch:
+            self._end_with(transfer, Outcome.FAILED, error.reason, str(error))
+            self._step(transfer, SendInput.WITHDRAW, now)
+        if known is None or known.epoch != caller.epoch:
+            raise error
+        self._outbox.count("refused", error.reason)
 
     def cancel(self, caller: Caller, key: Key, reason: Reason, now: float) -> None:
         """The receiver gives a transfer up. A key never heard of is remembered, so that it stays dropped."""
@@ -288,7 +308,7 @@ class Sender:
         if transfer.cancelled:
             self._say(transfer, Drained(transfer.key))
         else:
-            self._say(transfer, Failed(transfer.key, _told(outcome, reason), detail[:1000]))
+            self._say(transfer, Failed(transfer.key, told(outcome, reason), detail[:1000]))
 
     def _retire(self, transfer: Sending, now: float) -> None:
         outcome, reason, _ = transfer.ending
@@ -371,16 +391,3 @@ class Sender:
             self._outbox.event(SourceFree(command.key, command.request_id))
         else:
             self.withdraw(Withdraw(command.key, command.request_id, error.reason, str(error)), now)
-
-
-def _epitaph(key: Key, stone: Tombstone) -> Message:
-    """What a registration for a transfer that has ended is told. After a delivery its notice is still under way, and
-    must not be overtaken by a failure; one that asks for what others have got waits for a notice in vain."""
-    if (stone.outcome, stone.reason) == (Outcome.DELIVERED, Reason.OK):
-        return Written(key)
-    return Failed(key, _told(stone.outcome, stone.reason), "this transfer has ended")
-
-
-def _told(outcome: Outcome, reason: Reason) -> Reason:
-    """The reason a receiver is given when it asks for a transfer that has ended."""
-    return Reason.RETIRED_TRANSFER if outcome is Outcome.DELIVERED else reason

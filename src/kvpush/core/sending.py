@@ -8,6 +8,8 @@ from kvpush.core.events import Outcome, Role, TransferRecord
 from kvpush.core.ids import Key, OpId, RequestId
 from kvpush.core.inbound import Caller
 from kvpush.core.layout import NOTHING, Blocks, Span
+from kvpush.core.messages import Failed, Message, Written
+from kvpush.core.retired import Tombstone
 from kvpush.core.tables import Send
 
 Ending = tuple[Outcome, Reason, str]
@@ -93,3 +95,16 @@ class Sending:
             blocks=sum(len(ids) for ids in self.remote_blocks),
             at=self.at,
         )
+
+
+def epitaph(key: Key, stone: Tombstone) -> Message:
+    """What a registration for a transfer that has ended is told. After a delivery its notice is still under way, and
+    must not be overtaken by a failure; one that asks for what others have got waits for a notice in vain."""
+    if (stone.outcome, stone.reason) == (Outcome.DELIVERED, Reason.OK):
+        return Written(key)
+    return Failed(key, told(stone.outcome, stone.reason), "this transfer has ended")
+
+
+def told(outcome: Outcome, reason: Reason) -> Reason:
+    """The reason a receiver is given when it asks for a transfer that has ended."""
+    return Reason.RETIRED_TRANSFER if outcome is Outcome.DELIVERED else reason
