@@ -1,6 +1,6 @@
 """A real vLLM engine on the simulated `ci` device, in one process: serves prompts from stdin, answers on stdout.
 
-Run as `python -m sim.offline FOLDER`, where FOLDER gets the model's folder and the step log. Reads JSON: waves of
+Run as `python -m sim.offline FOLDER sync|async`; FOLDER gets the model's folder and the step log. Reads JSON: waves of
 [prompt tokens, output tokens], each served together. Writes, as the last line, the answers' tokens and how
 often a request was preempted.
 """
@@ -24,13 +24,13 @@ def main() -> None:
     os.environ.update(SimSettings(profile="ci", verify=True, log=str(folder)).to_env())
     os.environ.update({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"})
     waves = json.load(sys.stdin)
-    engine, scheduler = _engine(str(launch.model))
+    engine, scheduler = _engine(str(launch.model), sys.argv[2])
     preempted = _count_preemptions(scheduler)
     answers = [_serve(engine, wave) for wave in waves]
     print(json.dumps({"answers": answers, "preempted": preempted[0]}))
 
 
-def _engine(model: str) -> tuple[Any, Any]:
+def _engine(model: str, scheduling: str) -> tuple[Any, Any]:
     from vllm import LLM
 
     engine = LLM(
@@ -44,6 +44,7 @@ def _engine(model: str) -> tuple[Any, Any]:
         num_gpu_blocks_override=BLOCKS,
         enforce_eager=True,
         enable_prefix_caching=True,
+        async_scheduling=scheduling == "async",
     )
     return engine, engine.llm_engine.engine_core.engine_core.scheduler
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -38,14 +39,14 @@ def ci() -> Profile:
     return profile.load("ci")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, ci: Profile) -> Run:
+@pytest.fixture(scope="module", params=["sync", "async"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ci: Profile) -> Run:
     folder = tmp_path_factory.mktemp("offline")
     rng = np.random.default_rng(5)
     prompts = [rng.integers(kvfunc.FIRST_TOKEN, ci.vocabulary, length).tolist() for length in LENGTHS]
     waves = [[(prompt, 300) for prompt in prompts], [(prompt, 60) for prompt in reversed(prompts[-3:])]]
     done = subprocess.run(
-        [sys.executable, "-m", "sim.offline", str(folder)],
+        [sys.executable, "-m", "sim.offline", str(folder), request.param],
         input=json.dumps(waves),
         cwd=_TESTS,
         env={**os.environ, "PYTHONPATH": str(_TESTS)},
@@ -81,8 +82,13 @@ def test_long_prompts_were_computed_in_chunks_and_repeated_ones_from_the_prefix_
     assert any(start > 0 for start in first_starts.values())
 
 
+def test_steps_overlap_with_scheduling_when_they_may(run: Run, request: pytest.FixtureRequest) -> None:
+    early = sum(step.launched < earlier.end for earlier, step in pairwise(run.steps))
+    assert (early > len(run.steps) / 4) is ("async" in request.node.name)
+
+
 def test_each_step_took_its_modelled_time_and_began_after_the_one_before(run: Run, ci: Profile) -> None:
-    for earlier, step in zip(run.steps, run.steps[1:], strict=False):
+    for earlier, step in pairwise(run.steps):
         assert step.start >= earlier.end - 1e-9
         prefill = sum(row.end - row.start for row in step.rows if row.end - row.start > 1)
         context = sum(row.end for row in step.rows if row.end - row.start == 1)

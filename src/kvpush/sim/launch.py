@@ -51,5 +51,4 @@ def _args(chosen: Profile) -> tuple[str, ...]:
         *("--max-num-batched-tokens", str(chosen.max_batched_tokens)),
         *("--max-num-seqs", str(chosen.max_seqs)),
         "--enforce-eager",
-        "--no-async-scheduling",
     )

@@ -1,6 +1,7 @@
 """How the simulated worker is told what to do: environment variables, set by launch.py and read here."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -39,6 +40,11 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
 def steps_file(folder: Path, engine: str) -> Path:
     """The step log of one engine."""
     return folder / f"steps-{engine}.jsonl"
+
+
+def is_simulated(environ: Mapping[str, str]) -> bool:
+    """Whether an engine with this environment runs on a simulated device."""
+    return _PROFILE in environ
 
 
 def from_env() -> SimSettings:
