@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager as Context
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from enum import StrEnum
-from statistics import fmean, median, quantiles
+from statistics import median, quantiles
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -34,9 +34,9 @@ class Target(StrEnum):
 class RouterBench(msgspec.Struct, frozen=True, kw_only=True):
     """Requests are per target, concurrency and round. `gap_ms` 0 sends all of an answer's events at once."""
 
-    requests: int = 1000
+    requests: int = 400
     concurrencies: tuple[int, ...] = (1, 64, 200)
-    rounds: int = 3
+    rounds: int = 9
     service_ms: float = 10.0
     chunks: int = 32
     gap_ms: float = 0.0
@@ -52,7 +52,7 @@ class RouterBench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouterRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One target at one concurrency, over all rounds.
+    """One target at one concurrency: medians over the rounds.
 
     Milliseconds; `gap_ms` is between one event of an answer and the next. `per_core` is requests per second of the
     router's own CPU time, None for the engine alone.
@@ -76,21 +76,32 @@ class _Visit(msgspec.Struct):
     seconds: float
     cpu_s: float | None
 
+    @property
+    def good(self) -> list[StreamTiming]:
+        return [timing for timing in self.timings if timing.ok and timing.events]
+
 
 def bench_router(options: RouterBench, say: Callable[[str], None] = lambda line: None) -> list[RouterRow]:
     """Run it; `say` is told what happens. Raises `KVPushError` when a router does not start."""
     timing = Timing(service_s=options.service_ms / 1e3, chunks=options.chunks, gap_s=options.gap_ms / 1e3)
-    visits: dict[tuple[Target, int], list[_Visit]] = {}
+    visits: dict[tuple[int, Target], list[_Visit]] = {}
     targets = [target for target in Target if target is not Target.VLLM_ROUTER or shutil.which("vllm-router")]
-    with fixed_engines(timing, engines=2) as (prefill, decode):
+    with ExitStack() as stack:
+        prefill, decode = stack.enter_context(fixed_engines(timing, engines=2))
+        started = {target: stack.enter_context(_started(target, prefill, decode)) for target in targets}
         for number in range(options.rounds):
-            for target in _turned(targets, number):
-                say(f"round {number + 1} of {options.rounds}: {target}")
-                with _started(target, prefill, decode) as (url, process):
-                    for concurrency in options.concurrencies:
-                        visit = _visit(url, process, options, concurrency)
-                        visits.setdefault((target, concurrency), []).append(visit)
-    return [_row(*key, visits[key]) for key in sorted(visits, key=lambda key: (key[1], targets.index(key[0])))]
+            say(f"round {number + 1} of {options.rounds}")
+            for concurrency in options.concurrencies:
+                for target in _turned(targets, number):
+                    visit = _visit(*started[target], options, concurrency)
+                    visits.setdefault((concurrency, target), []).append(visit)
+    return [_row(target, concurrency, found) for (concurrency, target), found in _in_order(visits, targets)]
+
+
+def _in_order(
+    visits: "dict[tuple[int, Target], list[_Visit]]", targets: list[Target]
+) -> "list[tuple[tuple[int, Target], list[_Visit]]]":
+    return sorted(visits.items(), key=lambda item: (item[0][0], targets.index(item[0][1])))
 
 
 def _turned(targets: Sequence[Target], number: int) -> list[Target]:
@@ -102,7 +113,7 @@ def _turned(targets: Sequence[Target], number: int) -> list[Target]:
 def _visit(url: str, process: psutil.Process | None, options: RouterBench, concurrency: int) -> _Visit:
     import uvloop
 
-    requests = options.requests if concurrency > 1 else max(options.requests // 5, 50)
+    requests = max(options.requests, 2 * concurrency) if concurrency > 1 else max(options.requests // 5, 50)
     uvloop.run(closed_loop(url, min(concurrency * 2, 100), concurrency))
     before = _cpu_s(process)
     timings, seconds = uvloop.run(closed_loop(url, requests, concurrency))
@@ -118,25 +129,31 @@ def _cpu_s(process: psutil.Process | None) -> float | None:
 
 
 def _row(target: Target, concurrency: int, visits: list[_Visit]) -> RouterRow:
-    timings = [timing for visit in visits for timing in visit.timings]
-    good = [timing for timing in timings if timing.ok and timing.events]
-    ttft = [timing.ttft_s * 1e3 for timing in good] or [0.0]
-    gaps = [(b - a) * 1e3 for timing in good for a, b in zip(timing.arrivals_s, timing.arrivals_s[1:], strict=False)]
-    seconds = sum(visit.seconds for visit in visits)
-    cpu_s = sum(visit.cpu_s or 0.0 for visit in visits)
+    """Medians over the rounds: what else the machine does spoils some rounds, and pooling would keep that."""
+    ttfts = [[timing.ttft_s * 1e3 for timing in visit.good] or [0.0] for visit in visits]
+    gaps = [_gaps_ms(visit) or [0.0] for visit in visits]
+    cores = [len(visit.timings) / visit.cpu_s for visit in visits if visit.cpu_s]
     return RouterRow(
         target=target,
         concurrency=concurrency,
-        requests=len(timings),
-        failed=len(timings) - len(good),
-        ttft_p50_ms=median(ttft),
-        ttft_p99_ms=_p99(ttft),
-        gap_p50_ms=median(gaps or [0.0]),
-        gap_p99_ms=_p99(gaps or [0.0]),
-        requests_per_s=fmean(len(visit.timings) / visit.seconds for visit in visits),
-        events_per_s=sum(timing.events for timing in good) / seconds,
-        per_core=len(timings) / cpu_s if cpu_s else None,
+        requests=sum(len(visit.timings) for visit in visits),
+        failed=sum(len(visit.timings) - len(visit.good) for visit in visits),
+        ttft_p50_ms=median(map(median, ttfts)),
+        ttft_p99_ms=median(map(_p99, ttfts)),
+        gap_p50_ms=median(map(median, gaps)),
+        gap_p99_ms=median(map(_p99, gaps)),
+        requests_per_s=median(len(visit.timings) / visit.seconds for visit in visits),
+        events_per_s=median(sum(timing.events for timing in visit.good) / visit.seconds for visit in visits),
+        per_core=median(cores) if cores else None,
     )
+
+
+def _gaps_ms(visit: _Visit) -> list[float]:
+    return [
+        (after - before) * 1e3
+        for timing in visit.good
+        for before, after in zip(timing.arrivals_s, timing.arrivals_s[1:], strict=False)
+    ]
 
 
 def _p99(values: list[float]) -> float:
