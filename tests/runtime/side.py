@@ -17,6 +17,7 @@ from kvpush.runtime.thread import ThreadConfig, TransferThread
 from kvpush.transport.base import Transport
 
 LAYERS, KINDS, BLOCKS, BLOCK_SIZE, HEADS, HEAD_BYTES = 3, 2, 64, 4, 2, 64
+SETTLING = BLOCKS - 1
 TOKEN_BYTES = LAYERS * KINDS * HEADS * HEAD_BYTES
 
 BRISK = ProtocolConfig(
@@ -42,11 +43,17 @@ class Side:
     """A `TransferThread` over a cache of `BLOCKS` blocks, and everything that it has told."""
 
     def __init__(
-        self, name: str, make_transport: Callable[[], Transport], secret: str = "", protocol: ProtocolConfig = BRISK
+        self,
+        name: str,
+        make_transport: Callable[[], Transport],
+        secret: str = "",
+        protocol: ProtocolConfig = BRISK,
+        config: ThreadConfig | None = None,
     ) -> None:
+        """`config` takes the place of name, secret and protocol."""
         # planes, blocks, tokens, heads, bytes
         self.cache: NDArray[np.uint8] = np.zeros((LAYERS * KINDS, BLOCKS, BLOCK_SIZE, HEADS, HEAD_BYTES), np.uint8)
-        config = ThreadConfig(engine_id=EngineId(name), listen=LOCAL, secret=secret, protocol=protocol)
+        config = config or ThreadConfig(engine_id=EngineId(name), listen=LOCAL, secret=secret, protocol=protocol)
         self._config, self._make_transport = config, make_transport
         self.thread = TransferThread(config, self._layout(), make_transport)
         self.events: list[Event] = []
@@ -130,3 +137,12 @@ def receive(key: Key, sender: Address, tokens: int, blocks: tuple[int, ...], eng
 def answer(side: Side, key: Key, within_s: float = 10.0) -> ReceiveEnded | SourceFree:
     """Wait for the one answer about `key`."""
     return until(lambda: answers(side.drain(), key), within_s)[0]
+
+
+def settle(sender: Side, receiver: Side) -> None:
+    """Let all that was submitted reach the other side: a later push has come through. It uses block `SETTLING`."""
+    key = new_key()
+    receiver.submit(receive(key, sender.address, 1, (SETTLING,)))
+    sender.submit(final(key, 1, (SETTLING,)))
+    answer(receiver, key)
+    answer(sender, key)

@@ -168,10 +168,21 @@ def test_many_commands_at_once_are_all_carried_out(sides: tuple[Side, Side]) -> 
 
 
 @pytest.fixture
-def stuck_sender() -> Iterator[tuple[Side, Side]]:
-    """A sender whose writes never end, and a receiver."""
-    fabric, faults = MemoryFabric(), Script(Fault(FaultKind.WRITE_STUCK, nth=None))
-    sender = Side("prefill", lambda: FaultyTransport(fabric.transport("prefill"), faults))
+def stuck() -> list[FaultyTransport]:
+    """The transport whose writes never end, once it is made."""
+    return []
+
+
+@pytest.fixture
+def stuck_sender(stuck: list[FaultyTransport]) -> Iterator[tuple[Side, Side]]:
+    """Its owner, and a receiver."""
+    fabric = MemoryFabric()
+
+    def faulty() -> Transport:
+        stuck.append(FaultyTransport(fabric.transport("prefill"), Script(Fault(FaultKind.WRITE_STUCK, nth=None))))
+        return stuck[0]
+
+    sender = Side("prefill", faulty)
     receiver = Side("decode", lambda: fabric.transport("decode"))
     for side in (sender, receiver):
         side.start()
@@ -180,12 +191,14 @@ def stuck_sender() -> Iterator[tuple[Side, Side]]:
         side.stop()
 
 
-def test_stop_is_bounded_while_a_write_is_in_flight(stuck_sender: tuple[Side, Side]) -> None:
+def test_stop_is_bounded_while_a_write_is_in_flight(
+    stuck_sender: tuple[Side, Side], stuck: list[FaultyTransport]
+) -> None:
     sender, receiver = stuck_sender
     key = new_key()
     receiver.submit(receive(key, sender.address, TOKENS, THERE))
     sender.submit(final(key, TOKENS, HERE))
-    until(lambda: receiver.thread.turns > 3 and sender.thread.turns > 5)
+    until(lambda: stuck[0].injected)
     began = time.monotonic()
     sender.stop()
     assert time.monotonic() - began < BRISK.stop_s + 2

@@ -10,7 +10,7 @@ from kvpush.core.errors import Reason
 from kvpush.core.events import Counted, Ended, Outcome, PeerChanged, Role, TransferRecord
 from kvpush.core.ids import Key, RequestId, TransferId
 from kvpush.runtime.recordfile import VARIABLE, read_records
-from kvpush.runtime.records import RateLimit, TransferLog, transfer_line
+from kvpush.runtime.records import TransferLog, transfer_line
 
 KEY = Key(TransferId("0123456789abcdef0123456789abcdef"), 2)
 DELIVERED = TransferRecord(
@@ -89,16 +89,6 @@ def test_other_events_are_logged_at_their_level(
     (line,) = caplog.records
     assert line.levelno == level
     assert text in line.message
-
-
-def test_rate_limit_fills_up_again_with_time() -> None:
-    limit = RateLimit(burst=2, per_s=1.0)
-    assert [limit.allows("a", 0.0) for _ in range(3)] == [True, True, False]
-    assert limit.allows("b", 0.0)
-    assert [limit.allows("a", 1.0) for _ in range(2)] == [True, False]
-    assert [limit.allows("a", 100.0) for _ in range(3)] == [True, True, False]
-    assert limit.take_suppressed("a") == 3
-    assert limit.take_suppressed("a") == limit.take_suppressed("never seen") == 0
 
 
 def test_records_are_kept_in_a_file_when_asked_for(

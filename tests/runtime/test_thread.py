@@ -2,13 +2,29 @@
 
 import itertools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from runtime.rig import SECRET, nothing_left, until
-from runtime.side import BLOCK_SIZE, TOKEN_BYTES, Side, announce, answer, answers, final, new_key, receive, records
+from runtime.side import (
+    BLOCK_SIZE,
+    BLOCKS,
+    SETTLING,
+    TOKEN_BYTES,
+    Side,
+    announce,
+    answer,
+    answers,
+    final,
+    new_key,
+    receive,
+    records,
+    settle,
+)
 
 from kvpush.core.commands import Abort, Stop, Withdraw
 from kvpush.core.errors import ConfigError, ControlError, Reason, TransportError
@@ -70,14 +86,14 @@ def receiver(make_side: Callable[..., Side]) -> Side:
 def assert_delivered(sender: Side, receiver: Side, key_blocks: tuple[int, ...] = HERE) -> None:
     span = Span(0, TOKENS)
     assert receiver.tokens(span, THERE) == sender.tokens(span, key_blocks)
-    assert not receiver.cache[:, [block for block in range(64) if block not in THERE]].any()
+    assert not receiver.cache[:, [block for block in range(BLOCKS) if block not in (*THERE, SETTLING)]].any()
 
 
 def test_push_arrives_when_the_receiver_registers_first(sender: Side, receiver: Side) -> None:
     key = new_key()
     receiver.submit(receive(key, sender.address, TOKENS, THERE))
     sender.submit(announce(key))
-    until(lambda: sender.thread.turns > 3)
+    settle(sender, receiver)
     sender.submit(final(key, TOKENS, HERE))
     ended = answer(receiver, key)
     assert isinstance(ended, ReceiveEnded)
@@ -89,7 +105,7 @@ def test_push_arrives_when_the_receiver_registers_first(sender: Side, receiver: 
 def test_push_arrives_when_the_prompt_is_final_first(sender: Side, receiver: Side) -> None:
     key = new_key()
     sender.submit(final(key, TOKENS, HERE))
-    until(lambda: sender.thread.turns > 1)
+    settle(sender, receiver)
     receiver.submit(receive(key, sender.address, TOKENS, THERE))
     ended = answer(receiver, key)
     assert isinstance(ended, ReceiveEnded)
@@ -200,7 +216,7 @@ def test_stop_answers_every_transfer_in_flight(sender: Side, receiver: Side) -> 
     waiting, held = new_key(), new_key()
     receiver.submit(receive(waiting, sender.address, TOKENS, THERE))
     sender.submit(announce(waiting), final(held, TOKENS, HERE))
-    until(lambda: sender.thread.turns > 3)
+    settle(sender, receiver)
     assert answers(sender.stop(), held) == [SourceFree(held, RequestId(f"send-{held}"))]
     ended = answer(receiver, waiting, within_s=1.0)
     assert isinstance(ended, ReceiveEnded)
@@ -213,7 +229,7 @@ def test_stop_of_a_receiver_releases_the_sender(sender: Side, receiver: Side) ->
     key = new_key()
     receiver.submit(receive(key, sender.address, TOKENS, THERE))
     sender.submit(announce(key))
-    until(lambda: sender.thread.turns > 3)
+    settle(sender, receiver)
     (ended,) = answers(receiver.stop(), key)
     assert isinstance(ended, ReceiveEnded)
     assert ended.outcome is Outcome.FAILED
@@ -287,7 +303,26 @@ def test_bad_command_is_logged_and_the_thread_goes_on(
     assert sender.thread.alive
 
 
-@pytest.mark.parametrize(("secret", "poll_us"), [("short", 100), ("", 0), ("", 2_000_000)])
-def test_bad_setting_is_refused_by_name(secret: str, poll_us: int) -> None:
-    with pytest.raises(ConfigError, match=r"^(secret|poll_us): "):
-        ThreadConfig(engine_id=EngineId("e"), listen=Address("127.0.0.1", 0), secret=secret, poll_us=poll_us)
+GOOD = ThreadConfig(engine_id=EngineId("e"), listen=Address("127.0.0.1", 0))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("secret", "short"), ("poll_us", 0), ("poll_us", 2_000_000), ("switch_us", -1), ("switch_us", 2_000_000)],
+)
+def test_bad_setting_is_refused_by_name(field: str, value: str | int) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}: "):
+        replace(GOOD, **{field: value})  # type: ignore[arg-type]
+
+
+def test_thread_lowers_the_switch_interval_and_never_raises_it() -> None:
+    before = sys.getswitchinterval()
+    try:
+        for switch_us, expected in ((0, before), (500, 0.0005), (4000, 0.0005)):
+            config = replace(GOOD, switch_us=switch_us)
+            side = Side("quick", lambda: MemoryFabric().transport("quick"), config=config)
+            side.start()
+            side.stop()
+            assert sys.getswitchinterval() == expected
+    finally:
+        sys.setswitchinterval(before)

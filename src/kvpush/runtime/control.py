@@ -11,6 +11,7 @@ link waits.
 
 import logging
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from kvpush.core.ids import Address, LinkId
 from kvpush.runtime.auth import Gate, derive_keys
 from kvpush.runtime.dialled import Dialled, Standing
 from kvpush.runtime.links import InboundLinks
+from kvpush.runtime.ratelimit import RateLimit
 from kvpush.runtime.sockets import (
     HANDSHAKE_FAILED,
     ControlConfig,
@@ -79,6 +81,7 @@ class ControlChannel:
         self._gone: list[LinkLost | LinkRefused] = []
         self._counted: list[Counted] = []
         self._poller = zmq.Poller()
+        self._warnings = RateLimit()
         keys = derive_keys(secret) if secret else None
         self._context = make_context()
         self._gate = Gate(self._context, keys) if keys else None
@@ -167,8 +170,7 @@ class ControlChannel:
             if standing is Standing.BROKEN:
                 self._gone.append(LinkLost(dialled.link))
             elif standing is Standing.REFUSED:
-                logger.warning("%s does not let us in. Do both sides have the same secret?", dialled.address)
-                self._gone.append(LinkRefused(dialled.link))
+                self._refused(dialled)
         return arrived + self._take_gone()
 
     def take_counted(self) -> list[Counted]:
@@ -222,6 +224,11 @@ class ControlChannel:
                 self._count("control_handshake_failed", Reason.PEER_HANDSHAKE)
             elif link := self._inbound.on_connection(value):
                 self._gone.append(LinkLost(link))
+
+    def _refused(self, dialled: Dialled) -> None:
+        self._gone.append(LinkRefused(dialled.link))
+        if self._warnings.allows(str(dialled.address), time.monotonic()):
+            logger.warning("%s does not let us in. Do both sides have the same secret?", dialled.address)
 
     def _take_gone(self) -> list[Arrival]:
         """Links that are gone, each once; not before the last frames of accepted ones have been read."""

@@ -20,7 +20,8 @@ from kvpush.core.errors import Reason, TransportError
 from kvpush.core.events import Counted, Event, Stopped
 from kvpush.runtime.control import ControlChannel, FrameArrived, LinkLost, LinkRefused
 from kvpush.runtime.mailbox import Mailbox
-from kvpush.runtime.records import RateLimit, TransferLog
+from kvpush.runtime.ratelimit import RateLimit
+from kvpush.runtime.records import TransferLog
 from kvpush.transport.base import OpDone, Transport, TransportEvent
 
 logger = logging.getLogger("kvpush.transfer")
