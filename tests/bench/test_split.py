@@ -35,6 +35,13 @@ def test_late_registration_is_charged_to_itself() -> None:
     assert sum(split.values()) == pytest.approx(400)
 
 
+def test_notice_that_overtakes_the_senders_own_completion_ends_the_wire() -> None:
+    logs = pair_logs()
+    logs.received[ID] = record(Role.RECEIVER, registered=10.19, noticed=10.33)
+    split = split_ttft(logs, ID, sent=10.0, first_token=10.4)
+    assert (split["wire"], split["notice"], split["d_wakeup"]) == pytest.approx((18, 0, 30))
+
+
 def test_without_transfer_records_the_transfer_is_one_stage() -> None:
     logs = pair_logs()
     logs.sent.clear()

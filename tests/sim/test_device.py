@@ -1,13 +1,13 @@
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from kvpush.sim.device import Row, Step, Stream, TokenStore
+from kvpush.sim.device import Part, Row, Step, Stream, TokenStore
 
-Samples = Callable[[list[Row]], list[int]]
+LAYERS = 16
 
 
 class Recorder:
@@ -18,8 +18,9 @@ class Recorder:
         self._sampled = sampled
         self.fails = False
 
-    def write(self, row: Row, first: int, last: int) -> None:
-        self.calls.append((f"write {first}-{last}", row.request_id, time.monotonic()))
+    def write(self, row: Row, first: int, last: int, part: Part) -> None:
+        layers = part.of(LAYERS)
+        self.calls.append((f"write {first}-{last} {layers.start}-{layers.stop}", row.request_id, time.monotonic()))
 
     def sample(self, rows: list[Row]) -> list[int]:
         if self.fails:
@@ -55,23 +56,40 @@ def test_launch_returns_while_the_device_works_for_the_modelled_time(stream: Str
 
 
 def test_steps_take_place_one_after_the_other(stream: Stream, model: Recorder) -> None:
-    first = stream.launch([row("a", 0, 8)], 0.03)
-    second = stream.launch([row("b", 0, 8)], 0.03)
+    first = stream.launch([row("a", 0, 8)], 0.01)
+    second = stream.launch([row("b", 0, 8)], 0.01)
     assert second.start == pytest.approx(first.end)
     second.tokens()
     assert [call[:2] for call in model.calls] == [
-        ("write 0-8", "a"),
+        ("write 0-8 0-16", "a"),
         ("sample", "a"),
-        ("write 0-8", "b"),
+        ("write 0-8 0-16", "b"),
         ("sample", "b"),
     ]
 
 
-def test_kv_is_written_only_near_the_end_of_the_step(stream: Stream, model: Recorder) -> None:
-    step = stream.launch([row("a", 0, 8)], 0.1)
+def test_long_step_writes_a_few_layers_at_a_time_near_their_modelled_time(stream: Stream, model: Recorder) -> None:
+    step = stream.launch([row("a", 0, 8)], 0.4)
     step.tokens()
-    written_at = model.calls[0][2]
-    assert step.start + 0.09 < written_at <= step.end + 0.01
+    writes = [(name, at - step.start) for name, _, at in model.calls if name.startswith("write")]
+    assert [name for name, _ in writes] == [f"write 0-8 {first}-{first + 2}" for first in range(0, LAYERS, 2)]
+    for i, (_, at) in enumerate(writes):
+        assert 0.05 * (i + 1) - 0.02 < at
+
+
+def test_event_recorded_between_layers_fires_between_them(stream: Stream, model: Recorder) -> None:
+    step = stream.launch([row("a", 0, 8)], 0.4)
+    stream.at_layer(LAYERS // 2 - 1, LAYERS)
+    half = stream.record_event()
+    stream.at_layer(LAYERS - 1, LAYERS)
+    last = stream.record_event()
+    half.synchronize()
+    written = len(model.calls)
+    assert step.start + 0.2 <= time.monotonic()
+    assert written >= 4
+    last.synchronize()
+    assert len([name for name, _, _ in model.calls if name.startswith("write")]) == 8
+    assert time.monotonic() >= step.end
 
 
 def test_row_that_does_not_sample_gets_no_token(stream: Stream) -> None:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from sim.caches import layers_apart
 
 from kvpush.sim import kvfunc, profile
-from kvpush.sim.device import Row, TokenStore
+from kvpush.sim.device import Part, Row, TokenStore
 from kvpush.sim.memory import KVMemory
 from kvpush.sim.model import SimModel, word, write_folder
 
@@ -34,7 +34,8 @@ class Bench:
 def computed(verify: bool = False) -> tuple[Bench, SimModel]:
     bench = Bench()
     model = SimModel(bench.memory, VOCABULARY, verify)
-    model.write(bench.row(0, 0), 0, len(PROMPT))
+    for index in range(2):
+        model.write(bench.row(0, 0), 0, len(PROMPT), Part(index, 2))
     return bench, model
 
 

@@ -19,6 +19,8 @@ Where there are no transfer records (connectors of vLLM's own), `transfer` stand
 first launch. One engine alone has p_queue (with the way there), p_compute and reply.
 """
 
+from collections.abc import Callable
+
 from kvpush.bench.logs import Leg, RoundLogs
 from kvpush.core.events import TransferRecord
 
@@ -58,9 +60,10 @@ def _pair(prefill: Leg, decode: Leg, sent: TransferRecord | None, received: Tran
     if sent is not None and received is not None:
         transfer = [
             ("register", sent.at.get("registered")),
-            ("match", _latest(sent, "final", "registered")),
+            ("match", _pick(max, sent.at.get("final"), sent.at.get("registered"))),
             ("post", sent.at.get("posted")),
-            ("wire", sent.at.get("written")),
+            # the notice may be seen before the sender sees that its write is done
+            ("wire", _pick(min, sent.at.get("written"), received.at.get("noticed"))),
             ("notice", received.at.get("noticed")),
             ("d_wakeup", decode.steps[0].launched),
         ]
@@ -73,9 +76,9 @@ def _pair(prefill: Leg, decode: Leg, sent: TransferRecord | None, received: Tran
     ]
 
 
-def _latest(record: TransferRecord, *stages: str) -> float | None:
-    known = [record.at[stage] for stage in stages if stage in record.at]
-    return max(known) if known else None
+def _pick(which: Callable[[list[float]], float], *times: float | None) -> float | None:
+    known = [at for at in times if at is not None]
+    return which(known) if known else None
 
 
 def _intervals(marks: _Marks, sent: float, first_token: float) -> dict[str, float]:

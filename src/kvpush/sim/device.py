@@ -1,21 +1,27 @@
 """A device that works asynchronously: steps are launched at once and happen in order, each taking its modelled time.
 
-`Stream` owns one thread, which plays the device: it writes KV and samples tokens when a step's modelled time has
-come. The thread that launches (the engine's worker) only ever waits in `Step.tokens`. `Event` is what a GPU event is:
-recorded on the stream by the launching thread, waited for by any.
+`Stream` owns one thread, which plays the device: it writes KV and samples tokens when their modelled time has come.
+The thread that launches (the engine's worker) only ever waits in `Step.tokens`. `Event` is what a GPU event is:
+recorded on the stream by the launching thread, waited for by any. A long step is carried out in parts, a few layers
+each, so that an event recorded between two layers fires between them.
 """
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvpush.sim.kvfunc import Words
 
 _WRITE_CHUNK = 256
 """Tokens written at a time; numpy lets other threads run while it copies."""
+
+_PARTS = 8
+_LONG_S = 0.02
+"""Steps at least this long are carried out in `_PARTS` parts; others, decode steps above all, in one."""
 
 
 class TokenStore:
@@ -57,27 +63,41 @@ class Row:
     loaded: int = 0
 
 
+@dataclass(frozen=True)
+class Part:
+    """Part `index` of `parts` of a model's layers."""
+
+    index: int
+    parts: int
+
+    def of(self, layers: int) -> slice:
+        """Which layers these are."""
+        return slice(self.index * layers // self.parts, (self.index + 1) * layers // self.parts)
+
+
 class Model(Protocol):
     """What runs on the device."""
 
-    def write(self, row: Row, first: int, last: int) -> None:
-        """Write KV of positions [first, last) of a row."""
+    def write(self, row: Row, first: int, last: int, part: Part) -> None:
+        """Write KV of positions [first, last) of a row, in the layers of `part`."""
 
     def sample(self, rows: list[Row]) -> list[int]:
         """The next token of each row."""
 
 
-@dataclass
 class Step:
     """One launched forward pass; times are monotonic seconds."""
 
-    rows: list[Row]
-    launched_at: float
-    start: float
-    end: float
-    _sampled: dict[str, int] = field(default_factory=dict)
-    _error: BaseException | None = None
-    _done: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, rows: list[Row], launched_at: float, start: float, end: float) -> None:
+        self.rows = rows
+        self.launched_at = launched_at
+        self.start = start
+        self.end = end
+        parts = _PARTS if end - start >= _LONG_S else 1
+        self._parts = [threading.Event() for _ in range(parts)]
+        self._done = threading.Event()
+        self._sampled: dict[str, int] = {}
+        self._error: BaseException | None = None
 
     def tokens(self) -> dict[str, int]:
         """Wait until the device has finished the step; the sampled token per request id."""
@@ -91,21 +111,43 @@ class Step:
         """Whether the device has finished the step."""
         return self._done.is_set()
 
+    def event_after(self, share: float) -> "Event":
+        """Fires when this share of the layers (0 to 1) has been computed."""
+        return Event(self._parts[max(0, math.ceil(share * len(self._parts)) - 1)])
+
+    # for the device -------------------------------------------------------------------------------------
+    def parts(self) -> Iterator[tuple[Part, float]]:
+        """Each part, and when it ends."""
+        for i in range(len(self._parts)):
+            part = Part(i, len(self._parts))
+            yield part, self.start + (self.end - self.start) * (i + 1) / part.parts
+
+    def computed(self, part: Part) -> None:
+        """The KV of these layers is there."""
+        self._parts[part.index].set()
+
+    def finish(self, sampled: dict[str, int], error: BaseException | None = None) -> None:
+        """Everything is done, or has failed."""
+        self._sampled, self._error = sampled, error
+        for event in self._parts:
+            event.set()
+        self._done.set()
+
 
 class Event:
-    """Fires when everything launched on the stream before it was recorded has happened."""
+    """Fires when everything launched on the stream before it was recorded has been computed."""
 
-    def __init__(self, step: Step | None) -> None:
-        self._step = step
+    def __init__(self, fired: threading.Event | None) -> None:
+        self._fired = fired
 
     def query(self) -> bool:
         """Whether it has fired."""
-        return self._step is None or self._step.done
+        return self._fired is None or self._fired.is_set()
 
     def synchronize(self) -> None:
         """Wait until it has fired."""
-        if self._step is not None:
-            self._step.tokens()
+        if self._fired is not None:
+            self._fired.wait()
 
 
 class Stream:
@@ -119,6 +161,7 @@ class Stream:
         self._wake = threading.Condition()
         self._closed = False
         self._last: Step | None = None
+        self._launched_share = 1.0
         self._write_s = 2e-6  # seconds per token written, measured as we go
         self._thread = threading.Thread(target=self._run, name="sim-device", daemon=True)
         self._thread.start()
@@ -128,15 +171,19 @@ class Stream:
         now = time.monotonic()
         start = max(now, self._last.end) if self._last else now
         step = Step(rows, now, start, start + cost_s)
-        self._last = step
+        self._last, self._launched_share = step, 1.0
         with self._wake:
             self._steps.append(step)
             self._wake.notify()
         return step
 
+    def at_layer(self, layer: int, layers: int) -> None:
+        """The launching thread has come past `layer` (from 0) of the step launched last."""
+        self._launched_share = (layer + 1) / layers
+
     def record_event(self) -> Event:
         """An event after everything launched so far."""
-        return Event(self._last)
+        return self._last.event_after(self._launched_share) if self._last else Event(None)
 
     def close(self) -> None:
         """Finish what was launched, then end the thread."""
@@ -148,10 +195,9 @@ class Stream:
     def _run(self) -> None:
         while (step := self._next()) is not None:
             try:
-                self._execute(step)
+                step.finish(self._execute(step))
             except BaseException as error:
-                step._error = error
-            step._done.set()
+                step.finish({}, error)
             self._finished(step)
 
     def _next(self) -> Step | None:
@@ -160,21 +206,31 @@ class Stream:
                 self._wake.wait()
             return self._steps.popleft() if self._steps else None
 
-    def _execute(self, step: Step) -> None:
+    def _execute(self, step: Step) -> dict[str, int]:
         tokens = sum(row.end - row.start for row in step.rows)
-        # the bytes must be there when the step ends, and as little as possible before
-        _sleep_until(step.end - tokens * self._write_s)
-        before = time.monotonic()
-        for row in step.rows:
-            for first in range(row.start, row.end, _WRITE_CHUNK):
-                self._model.write(row, first, min(first + _WRITE_CHUNK, row.end))
-        if tokens > _WRITE_CHUNK:
-            self._write_s = 0.5 * self._write_s + 0.5 * (time.monotonic() - before) / tokens
-        _sleep_until(step.end)
-        sampling = [row for row in step.rows if row.samples]
-        for row, token in zip(sampling, self._model.sample(sampling), strict=True):
+        for part, until in step.parts():
+            # the bytes must be there when the part ends, and as little as possible before
+            _sleep_until(until - tokens * self._write_s / part.parts)
+            before = time.monotonic()
+            for row in step.rows:
+                self._write(row, part)
+            if tokens > _WRITE_CHUNK:
+                took = (time.monotonic() - before) * part.parts / tokens
+                self._write_s = 0.5 * self._write_s + 0.5 * took
+            _sleep_until(until)
+            step.computed(part)
+        return self._sample([row for row in step.rows if row.samples])
+
+    def _write(self, row: Row, part: Part) -> None:
+        for first in range(row.start, row.end, _WRITE_CHUNK):
+            self._model.write(row, first, min(first + _WRITE_CHUNK, row.end), part)
+
+    def _sample(self, rows: list[Row]) -> dict[str, int]:
+        sampled = {}
+        for row, token in zip(rows, self._model.sample(rows), strict=True):
             row.tokens.append(token)
-            step._sampled[row.request_id] = token
+            sampled[row.request_id] = token
+        return sampled
 
 
 def _sleep_until(deadline: float) -> None:

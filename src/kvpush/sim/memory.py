@@ -48,12 +48,18 @@ class KVMemory:
             ],
             dtype=np.int64,
         )
+        self.layers = len(layers)
         self._salts = kvfunc.plane_salts(self.planes)
 
     @property
     def planes(self) -> int:
         """KV words per token."""
         return len(self._plane_base)
+
+    def planes_of(self, layers: slice) -> slice:
+        """The planes of a range of layers."""
+        each = self.planes // self.layers
+        return slice(layers.start * each, layers.stop * each)
 
     def lines(self, blocks: Words, positions: Words) -> Words:
         """Word index of each position's line within its plane; `blocks` is the request's block table."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvpush.sim import kvfunc
-from kvpush.sim.device import Row
+from kvpush.sim.device import Part, Row
 from kvpush.sim.kvfunc import Words
 from kvpush.sim.memory import KVMemory
 from kvpush.sim.profile import Profile
@@ -31,11 +31,13 @@ class SimModel:
         self._vocabulary = vocabulary
         self._verify = verify
 
-    def write(self, row: Row, first: int, last: int) -> None:
-        """Write KV of positions [first, last) of a row."""
+    def write(self, row: Row, first: int, last: int, part: Part) -> None:
+        """Write KV of positions [first, last) of a row, in the layers of `part`."""
         positions = np.arange(first, last, dtype=np.int64)
         seeds = kvfunc.line_seeds(row.tokens.between(first, last), positions)
-        self._memory.write(self._memory.lines(row.blocks, positions), seeds, slice(None))
+        self._memory.write(
+            self._memory.lines(row.blocks, positions), seeds, self._memory.planes_of(part.of(self._memory.layers))
+        )
 
     def sample(self, rows: list[Row]) -> list[int]:
         """The next token of each row, from the KV words at its spots."""
