@@ -6,6 +6,13 @@ from kvpush.sim.batch import Batch, cost_tokens
 
 
 @dataclass
+class SamplingParams:
+    """As much of vLLM's `SamplingParams` as the worker reads."""
+
+    max_tokens: int | None = 3
+
+
+@dataclass
 class New:
     """As much of vLLM's `NewRequestData` as the worker reads."""
 
@@ -13,6 +20,7 @@ class New:
     prompt_token_ids: list[int]
     block_ids: tuple[list[int], ...]
     num_computed_tokens: int = 0
+    sampling_params: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass
@@ -43,7 +51,7 @@ def batch() -> Batch:
 
 def test_whole_prompt_in_one_step_samples(batch: Batch) -> None:
     [row] = batch.rows(Output({"a": 3}, [New("a", [5, 6, 7], ([1],))]))
-    assert (row.start, row.end, row.samples, row.loaded) == (0, 3, True, 0)
+    assert (row.start, row.end, row.samples, row.unchecked) == (0, 3, True, range(0))
     assert row.tokens.between(0, 9).tolist() == [5, 6, 7]
 
 
@@ -59,22 +67,30 @@ def test_decode_steps_sample_each_time_and_keep_their_blocks(batch: Batch) -> No
     batch.rows(Output({"a": 3}, [New("a", [5, 6, 7], ([1],))]))
     for computed in (3, 4):
         [row] = batch.rows(Output({"a": 1}, scheduled_cached_reqs=Cached(["a"], [None], [computed])))
-        assert (row.start, row.samples, row.loaded) == (computed, True, 0)
+        assert (row.start, row.samples, len(row.unchecked)) == (computed, True, 0)
 
 
-def test_loaded_tokens_are_named_until_the_first_sample(batch: Batch) -> None:
-    prompt = list(range(10, 20))
-    [chunk] = batch.rows(Output({"a": 1}, [New("a", prompt, ([1, 2],), num_computed_tokens=8)]))
-    [last] = batch.rows(Output({"a": 1}, scheduled_cached_reqs=Cached(["a"], [None], [9])))
-    [decode] = batch.rows(Output({"a": 1}, scheduled_cached_reqs=Cached(["a"], [None], [10])))
-    assert (chunk.loaded, last.loaded, decode.loaded) == (8, 8, 0)
-    assert (chunk.samples, last.samples) == (False, True)
+@pytest.mark.parametrize(("outputs", "shares"), [(1, [8]), (3, [3, 3, 2]), (100, [1] * 8), (None, [8])])
+def test_loaded_tokens_are_checked_over_the_steps_that_sample(
+    batch: Batch, outputs: int | None, shares: list[int]
+) -> None:
+    new = New("a", list(range(10, 20)), ([1, 2],), 8, SamplingParams(outputs))
+    [chunk] = batch.rows(Output({"a": 1}, [new]))
+    assert not chunk.unchecked
+    checked: list[range] = []
+    for computed in range(9, 9 + len(shares)):
+        [row] = batch.rows(Output({"a": 1}, scheduled_cached_reqs=Cached(["a"], [None], [computed])))
+        checked.append(row.unchecked)
+    assert [len(part) for part in checked] == shares
+    assert [position for part in checked for position in part] == list(range(8))
+    [later] = batch.rows(Output({"a": 1}, scheduled_cached_reqs=Cached(["a"], [None], [9 + len(shares)])))
+    assert not later.unchecked
 
 
 def test_loaded_tokens_that_are_computed_again_are_not_looked_at(batch: Batch) -> None:
     batch.rows(Output({"a": 1}, [New("a", list(range(10)), ([1],), num_computed_tokens=8)]))
     [again] = batch.rows(Output({"a": 10}, scheduled_cached_reqs=Cached(["a"], [None], [0])))
-    assert (again.loaded, again.samples) == (0, True)
+    assert (len(again.unchecked), again.samples) == (0, True)
 
 
 def test_resumed_request_has_new_blocks_and_all_its_tokens(batch: Batch) -> None:

@@ -22,6 +22,10 @@ class Recorder:
         layers = part.of(LAYERS)
         self.calls.append((f"write {first}-{last} {layers.start}-{layers.stop}", row.request_id, time.monotonic()))
 
+    def check(self, row: Row) -> None:
+        if row.unchecked:
+            self.calls.append((f"check {row.unchecked}", row.request_id, time.monotonic()))
+
     def sample(self, rows: list[Row]) -> list[int]:
         if self.fails:
             raise RuntimeError("no power")
@@ -41,9 +45,9 @@ def stream(model: Recorder) -> Iterator[Stream]:
     stream.close()
 
 
-def row(name: str, start: int, end: int, samples: bool = True) -> Row:
+def row(name: str, start: int, end: int, samples: bool = True, unchecked: range = range(0)) -> Row:
     tokens = np.arange(end, dtype=np.int64)
-    return Row(name, TokenStore(tokens), np.arange(4, dtype=np.int64), start, end, samples)
+    return Row(name, TokenStore(tokens), np.arange(4, dtype=np.int64), start, end, samples, unchecked)
 
 
 def test_launch_returns_while_the_device_works_for_the_modelled_time(stream: Stream) -> None:
@@ -106,6 +110,15 @@ def test_event_fires_after_what_was_launched_before_it(stream: Stream) -> None:
     assert not event.query()
     event.synchronize()
     assert step.done
+
+
+def test_loaded_kv_is_checked_when_the_step_begins_and_not_before(stream: Stream, model: Recorder) -> None:
+    first = stream.launch([row("a", 0, 8)], 0.05)
+    second = stream.launch([row("b", 6, 8, unchecked=range(2, 6))], 0.05)
+    second.tokens()
+    [(_, name, at)] = [call for call in model.calls if call[0] == "check range(2, 6)"]
+    assert name == "b"
+    assert first.end <= at < second.end
 
 
 def test_failure_of_the_model_reaches_whoever_waits_and_not_the_next_step(stream: Stream, model: Recorder) -> None:

@@ -34,7 +34,7 @@ def test_tokens_are_never_special_and_rarely_repeat() -> None:
 def test_kv_words_differ_between_tokens_positions_and_planes() -> None:
     tokens, positions = (grid.ravel() for grid in np.meshgrid(np.arange(50), np.arange(50)))
     words = kvfunc.kv_words(kvfunc.line_seeds(tokens, positions), kvfunc.plane_salts(PLANES))
-    assert words.shape == (2500, PLANES)
+    assert words.shape == (PLANES, 2500)
     assert len(np.unique(words)) == words.size
 
 

@@ -63,7 +63,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_engine_answers_what_the_model_function_says_for_every_prompt(run: Run, ci: Profile) -> None:
-    planes = ci.layers * ci.kv_heads * 2
+    planes = ci.planes
     for (prompt, output), answer in zip(run.asked, run.answers, strict=True):
         assert answer == kvfunc.expected_tokens(prompt, output, planes, ci.vocabulary)
 

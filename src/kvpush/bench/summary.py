@@ -25,7 +25,7 @@ _RATIO_METRICS = ("ttft", "tpot", "e2el")
 
 def expected_text(prompt: Prompt, profile: Profile) -> str:
     """What the simulated model answers."""
-    planes = profile.layers * profile.kv_heads * 2
+    planes = profile.planes
     tokens = kvfunc.expected_tokens(prompt.tokens, prompt.output, planes, profile.vocabulary)
     return "".join(f" {word(token)}" for token in tokens)
 

@@ -9,22 +9,34 @@ import numpy as np
 from kvpush.sim.device import Row, TokenStore
 from kvpush.sim.kvfunc import Words
 
+_MOST_CHECKS = 8
+
 
 @dataclass
 class Sequence:
     """One request. `length` counts the prompt and every token sampled so far or in flight.
 
-    `unseen`: KV at positions [0, unseen) came from elsewhere and no step has sampled from it yet.
+    `unchecked`: KV at these positions came from elsewhere, and no step has been told to check it yet; it is
+    checked over the next `checks` steps that sample.
     """
 
     tokens: TokenStore
     blocks: Words
     length: int
-    unseen: int
+    unchecked: range
+    checks: int
 
     def add_blocks(self, blocks: Iterable[int]) -> None:
         """Append to the block table; rows that were launched keep the old array."""
         self.blocks = np.concatenate([self.blocks, np.array(list(blocks), dtype=np.int64)])
+
+    def next_check(self, start: int) -> range:
+        """What the next step that samples, and computes from `start` on, is to check."""
+        left = range(self.unchecked.start, min(self.unchecked.stop, start))
+        share = left[: -(-len(left) // max(1, self.checks))]
+        self.unchecked = left[len(share) :]
+        self.checks -= 1
+        return share
 
 
 @dataclass
@@ -46,7 +58,9 @@ class Batch:
             tokens = np.array(request.prompt_token_ids, dtype=np.int64)
             blocks = np.array(request.block_ids[0], dtype=np.int64)
             start = request.num_computed_tokens
-            self._sequences[request.req_id] = Sequence(TokenStore(tokens), blocks, len(tokens), start)
+            self._sequences[request.req_id] = Sequence(
+                TokenStore(tokens), blocks, len(tokens), range(start), _checks(request.sampling_params)
+            )
             starts[request.req_id] = start
         return starts
 
@@ -68,17 +82,21 @@ class Batch:
             sequence.tokens = TokenStore(np.array(tokens, dtype=np.int64))
             sequence.length = len(tokens)
         sequence.blocks = np.array(blocks, dtype=np.int64)
-        sequence.unseen = start
+        sequence.unchecked, sequence.checks = range(start), 1
 
     def _row(self, request_id: str, start: int, scheduled: int) -> Row:
         sequence = self._sequences[request_id]
         end = start + scheduled
         samples = end >= sequence.length
-        row = Row(request_id, sequence.tokens, sequence.blocks, start, end, samples, min(sequence.unseen, start))
+        unchecked = sequence.next_check(start) if samples else range(0)
         if samples:
             sequence.length += 1
-            sequence.unseen = 0
-        return row
+        return Row(request_id, sequence.tokens, sequence.blocks, start, end, samples, unchecked)
+
+
+def _checks(params: Any) -> int:
+    """Over how many steps to check what was loaded: it must not make a step longer than it is modelled to be."""
+    return min(_MOST_CHECKS, getattr(params, "max_tokens", None) or 1)
 
 
 def cost_tokens(rows: Iterable[Row]) -> tuple[int, int]:

@@ -50,8 +50,8 @@ class TokenStore:
 class Row:
     """One request's part in a step: compute positions [`start`, `end`) into `blocks`, then sample or not.
 
-    `loaded`: KV at positions [0, loaded) was not computed by this request on this device (prefix cache or
-    connector), and has not been looked at yet.
+    `unchecked`: KV at these positions was not computed by this request on this device (prefix cache or connector),
+    and is to be checked before this step samples, where checking is asked for.
     """
 
     request_id: str
@@ -60,7 +60,7 @@ class Row:
     start: int
     end: int
     samples: bool
-    loaded: int = 0
+    unchecked: range = range(0)
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,9 @@ class Model(Protocol):
 
     def write(self, row: Row, first: int, last: int, part: Part) -> None:
         """Write KV of positions [first, last) of a row, in the layers of `part`."""
+
+    def check(self, row: Row) -> None:
+        """Look at the KV that is unchecked, before the step ends: it takes time."""
 
     def sample(self, rows: list[Row]) -> list[int]:
         """The next token of each row."""
@@ -208,6 +211,9 @@ class Stream:
 
     def _execute(self, step: Step) -> dict[str, int]:
         tokens = sum(row.end - row.start for row in step.rows)
+        _sleep_until(step.start)  # not before: what is loaded may still be on its way while the step waits its turn
+        for row in step.rows:
+            self._model.check(row)
         for part, until in step.parts():
             # the bytes must be there when the part ends, and as little as possible before
             _sleep_until(until - tokens * self._write_s / part.parts)

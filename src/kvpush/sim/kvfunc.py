@@ -1,7 +1,7 @@
 """What the simulated model computes: KV words from (token, position, plane), the next token from KV words.
 
 Both sides use it: the worker writes and reads KV with it, the benchmark computes the expected text with it.
-All arithmetic is on int64 and wraps; a *plane* is one word of one KV head of one layer (see memory.py).
+All arithmetic is on int64 and wraps; a *plane* is one KV head of one layer (see memory.py).
 The constants are the multipliers of splitmix64 (Steele, Lea, Flood 2014).
 """
 
@@ -45,8 +45,8 @@ def plane_salts(planes: int) -> Words:
 
 
 def kv_words(seeds: Words, salts: Words) -> Words:
-    """KV words of every seed (token) in every plane: shape (tokens, planes)."""
-    words: Words = (seeds[:, None] ^ salts[None, :]) * _SALTED
+    """KV words of every seed (token) in every plane: shape (planes, tokens)."""
+    words: Words = (salts[:, None] ^ seeds[None, :]) * _SALTED
     return words
 
 

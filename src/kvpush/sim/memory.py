@@ -1,8 +1,8 @@
-"""The simulated model's view of the real KV cache tensors: two words per token, KV head and layer.
+"""The simulated model's view of the real KV cache tensors: one word per token, KV head and layer.
 
-A *line* is the memory of one token of one head of one layer, `tensor[block, head, token, :]`. The first and the last
-eight bytes of each line are KV words, which are planes of their own; in between nothing is written, so
-that simulating a forward pass costs little of the host that it runs on.
+A *line* is the memory of one token of one head of one layer, `tensor[block, head, token, :]`. One word of each line
+is written and read, at a place that moves from plane to plane; the rest is left alone, so that simulating a
+forward pass costs little of the host that it runs on.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,8 @@ from kvpush.sim import kvfunc
 from kvpush.sim.kvfunc import Words
 
 WORD = 8
+
+_STRIDE = 5  # words that the place in the line moves on from one plane to the next
 
 
 @dataclass(frozen=True)
@@ -38,16 +40,9 @@ class KVMemory:
         self._words = buffer[: len(buffer) // WORD * WORD].view(np.int64)
         self.block_size = first.shape[2]
         self._block_stride, head_stride, self._token_stride = (stride // WORD for stride in first.strides)
-        lasts = (0, first.shape[3] // WORD - 1)
-        self._plane_base = np.array(
-            [
-                layer.offset // WORD + head * head_stride + word
-                for layer in layers
-                for head in range(first.shape[1])
-                for word in lasts
-            ],
-            dtype=np.int64,
-        )
+        heads, words = first.shape[1], first.shape[3] // WORD
+        lines = [layer.offset // WORD + head * head_stride for layer in layers for head in range(heads)]
+        self._plane_base = np.array([line + i * _STRIDE % words for i, line in enumerate(lines)], dtype=np.int64)
         self.layers = len(layers)
         self._salts = kvfunc.plane_salts(self.planes)
 
@@ -70,7 +65,8 @@ class KVMemory:
 
     def write(self, lines: Words, seeds: Words, planes: slice) -> None:
         """Write the words of tokens with `seeds` at `lines`, in these planes."""
-        self._words[lines[:, None] + self._plane_base[None, planes]] = kvfunc.kv_words(seeds, self._salts[planes])
+        # plane by plane: neighbouring tokens are neighbours in memory
+        self._words[self._plane_base[planes, None] + lines[None, :]] = kvfunc.kv_words(seeds, self._salts[planes])
 
     def read(self, lines: Words, planes: Words) -> Words:
         """The words at `lines` in `planes`, element by element."""
@@ -79,6 +75,6 @@ class KVMemory:
 
     def wrong_tokens(self, lines: Words, seeds: Words) -> Words:
         """Indices of the tokens of which any word differs from what it should be."""
-        found = self._words[lines[:, None] + self._plane_base[None, :]]
-        wrong: Words = np.flatnonzero((found != kvfunc.kv_words(seeds, self._salts)).any(axis=1))
+        found = self._words[self._plane_base[:, None] + lines[None, :]]
+        wrong: Words = np.flatnonzero((found != kvfunc.kv_words(seeds, self._salts)).any(axis=0))
         return wrong

@@ -9,7 +9,6 @@ import numpy as np
 
 from kvpush.sim import kvfunc
 from kvpush.sim.device import Part, Row
-from kvpush.sim.kvfunc import Words
 from kvpush.sim.memory import KVMemory
 from kvpush.sim.profile import Profile
 
@@ -26,10 +25,11 @@ class SimModel:
     """Writes KV words and samples tokens from what it reads back. Used by the device's thread only."""
 
     def __init__(self, memory: KVMemory, vocabulary: int, verify: bool) -> None:
-        """`verify`: check every word of the KV that a request did not compute here, before its first token."""
+        """`verify`: check every word of the KV that a request did not compute here."""
         self._memory = memory
         self._vocabulary = vocabulary
         self._verify = verify
+        self._wrong: set[str] = set()
 
     def write(self, row: Row, first: int, last: int, part: Part) -> None:
         """Write KV of positions [first, last) of a row, in the layers of `part`."""
@@ -47,21 +47,26 @@ class SimModel:
         positions, planes = kvfunc.spots(contexts, self._memory.planes)
         lines = np.stack([self._memory.lines(row.blocks, positions[i]) for i, row in enumerate(rows)])
         tokens = kvfunc.next_tokens(self._memory.read(lines, planes), self._vocabulary)
-        return [self._checked(row, int(token)) for row, token in zip(rows, tokens, strict=True)]
+        return [self._told(row, int(token)) for row, token in zip(rows, tokens, strict=True)]
 
-    def _checked(self, row: Row, token: int) -> int:
-        if not self._verify or not row.loaded:
+    def check(self, row: Row) -> None:
+        """Compare loaded KV with what it should be; what is wrong changes the row's next token."""
+        if not self._verify or not row.unchecked:
+            return
+        positions = np.array(row.unchecked, dtype=np.int64)
+        seeds = kvfunc.line_seeds(row.tokens.between(row.unchecked.start, row.unchecked.stop), positions)
+        wrong = self._memory.wrong_tokens(self._memory.lines(row.blocks, positions), seeds)
+        if len(wrong):
+            self._wrong.add(row.request_id)
+            where = positions[wrong[0]]
+            logger.error("request %s: KV of %d tokens is wrong, first at %d", row.request_id, len(wrong), where)
+
+    def _told(self, row: Row, token: int) -> int:
+        """The token, or another one when the row's KV was found wrong in this step."""
+        if row.request_id not in self._wrong:
             return token
-        wrong = self._wrong_positions(row)
-        if not len(wrong):
-            return token
-        logger.error("request %s: KV of %d tokens is wrong, first at position %d", row.request_id, len(wrong), wrong[0])
+        self._wrong.remove(row.request_id)
         return token + 1 if token + 1 < self._vocabulary else kvfunc.FIRST_TOKEN
-
-    def _wrong_positions(self, row: Row) -> Words:
-        positions = np.arange(row.loaded, dtype=np.int64)
-        seeds = kvfunc.line_seeds(row.tokens.between(0, row.loaded), positions)
-        return self._memory.wrong_tokens(self._memory.lines(row.blocks, positions), seeds)
 
 
 def word(token: int) -> str:

@@ -46,6 +46,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return (self.step_us + self.prefill_us * prefill_tokens) / 1e6 + self.context_ns * context_tokens / 1e9
 
     @property
+    def planes(self) -> int:
+        """KV words that the simulated model keeps per token: one per layer and head."""
+        return self.layers * self.kv_heads
+
+    @property
     def token_bytes(self) -> int:
         """KV bytes of one token over all layers (two bytes per element)."""
         return self.layers * self.kv_heads * self.head_dim * 2 * 2
