@@ -44,7 +44,7 @@ def compare_command(
         bool, typer.Option("--fragmented", help="Fill and free the KV pools first, so that free blocks are scattered.")
     ] = False,
     prefix_share: Annotated[float, typer.Option(help="Part of each prompt that all have in common, 0 to 1.")] = 0.0,
-    kv_gib: Annotated[int, typer.Option(help="KV cache of each engine in GiB.")] = 1,
+    kv_gib: Annotated[float, typer.Option(help="KV cache of each engine in GiB.")] = 1.0,
     timeout_s: Annotated[float, typer.Option(help="A request that takes longer has failed.")] = 120.0,
     slo_ttft_ms: Annotated[float, typer.Option(help="Goodput counts requests with at most this TTFT.")] = 1000.0,
     slo_tpot_ms: Annotated[float, typer.Option(help="... and at most this time per output token.")] = 30.0,
