@@ -1,0 +1,72 @@
+"""What a user may set, and what happens when it is wrong."""
+
+from typing import Any
+
+import pytest
+
+from kvpush.core.errors import ConfigError
+from kvpush.core.ids import Address
+from kvpush.vllm.settings import read_settings
+
+
+def test_defaults_are_where_routers_of_the_built_in_connector_look() -> None:
+    environ = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.7", "VLLM_NIXL_SIDE_CHANNEL_PORT": "6000"}
+
+    settings = read_settings({}, environ)
+
+    assert settings.address(0, 0, 1) == Address("10.0.0.7", 6000)
+
+
+def test_engine_without_any_setting_listens_on_loopback() -> None:
+    assert read_settings({}, {}).address(0, 0, 1) == Address("127.0.0.1", 5600)
+
+
+def test_ranks_and_data_parallel_engines_of_one_host_never_share_a_port() -> None:
+    settings = read_settings({"port": 7000}, {})
+
+    ports = {settings.address(group, rank, 4).port for group in range(3) for rank in range(4)}
+
+    assert ports == set(range(7000, 7012))
+
+
+def test_protocol_times_are_set_beside_the_rest() -> None:
+    settings = read_settings({"lease_s": 60, "backends": ["UCX", "GDS"]}, {})
+
+    assert settings.protocol.lease_s == 60.0
+    assert settings.backends == ("UCX", "GDS")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"prot": 7000}, "kv_connector_extra_config.prot"),
+        ({"protocol": {}}, "kv_connector_extra_config.protocol"),
+        ({"port": 70000}, "kv_connector_extra_config.port"),
+        ({"port": "7000"}, "kv_connector_extra_config.port"),
+        ({"host": "0.0.0.0"}, "kv_connector_extra_config.host"),
+        ({"lease_s": "long"}, "kv_connector_extra_config.lease_s"),
+        ({"lease_s": -1}, "lease_s"),
+        ({"backends": []}, "kv_connector_extra_config.backends"),
+        ({"poll_us": 0}, "kv_connector_extra_config.poll_us"),
+    ],
+)
+def test_bad_setting_is_named(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_settings(given, {})
+
+    assert caught.value.field == named
+
+
+def test_unknown_setting_is_answered_with_those_that_exist() -> None:
+    with pytest.raises(ConfigError, match=r"lease_s.*poll_us.*port"):
+        read_settings({"lease": 3}, {})
+
+
+def test_bad_port_in_the_environment_names_the_variable() -> None:
+    with pytest.raises(ConfigError, match="VLLM_NIXL_SIDE_CHANNEL_PORT"):
+        read_settings({}, {"VLLM_NIXL_SIDE_CHANNEL_PORT": "high"})
+
+
+def test_last_rank_without_a_port_is_refused() -> None:
+    with pytest.raises(ConfigError, match="leaves no port for rank 3"):
+        read_settings({"port": 65533}, {}).address(0, 3, 4)
