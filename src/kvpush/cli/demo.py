@@ -93,13 +93,14 @@ def _records(cluster: "Cluster", transfer_id: str) -> "list[TransferRecord]":
 def _print_records(through: "Answer", records: "list[TransferRecord]") -> None:
     from kvpush.cli.output import console
     from kvpush.cli.timeline import Moment, moments
+    from kvpush.core.events import Role
 
     for record in records:
-        console.print(
-            f"\n{record.role:12} transfer {record.key}  {record.outcome} ({record.reason})\n{'':12} "
-            f"{record.tokens} tokens, {record.blocks} blocks, {record.nbytes} bytes, {record.descriptors} descriptors",
-            markup=False,
-        )
+        told = f"{record.tokens} tokens, {record.blocks} blocks, {record.nbytes} bytes"
+        if record.role is Role.SENDER:
+            told += f" in {record.descriptors} descriptors"
+        console.print(f"\n{record.role:12} transfer {record.key}: {record.outcome} ({record.reason})", markup=False)
+        console.print(f"{'':12} {told}", markup=False)
     ours = [Moment(through.first_at, "client: first token"), Moment(through.ended_at, "client: last token")]
     console.print(f"\n{'ms':>8}  what\n{0:8.1f}  client: question sent")
     for moment in sorted([*moments(records), *ours], key=lambda moment: moment.at):
