@@ -14,6 +14,7 @@ COMMAND = (
     *(sys.executable, "-m", "kvpush.cli", "bench", "compare"),
     *("--connectors", "kvpush:push", "--device", "sim:ci", "--input", "40,300", "--output", "8"),
     *("--concurrency", "1,4", "--requests", "8", "--rounds", "1", "--verify", "--fragmented"),
+    *("--kv-gib", "0.125"),
 )
 
 

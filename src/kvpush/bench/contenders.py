@@ -41,9 +41,14 @@ class Setting:
 
     device: str
     logs: Path
-    kv_gib: int = 1
+    kv_gib: float = 1.0
     verify: bool = False
     vllm_args: tuple[str, ...] = ()
+
+    @property
+    def kv_bytes(self) -> int:
+        """KV cache of each engine."""
+        return int(self.kv_gib * 2**30)
 
     @property
     def profile(self) -> str | None:
@@ -74,7 +79,11 @@ def make_cluster(setting: Setting, contender: Contender, round_number: int) -> C
     logs = log_folder(setting, contender, round_number)
     logs.mkdir(parents=True, exist_ok=True)
     base = make_spec(
-        "tiny", connector=_CONNECTORS[contender], device=setting.device, log_dir=logs, vllm_args=setting.vllm_args
+        "tiny",
+        connector=_CONNECTORS[contender],
+        device=setting.device,
+        log_dir=logs,
+        vllm_args=("--kv-cache-memory-bytes", str(setting.kv_bytes), *setting.vllm_args),
     )
     fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
     fields["env"] = {**base.env, **_env(setting, logs)}
@@ -84,7 +93,7 @@ def make_cluster(setting: Setting, contender: Contender, round_number: int) -> C
 
 
 def _env(setting: Setting, logs: Path) -> dict[str, str]:
-    env = {"VLLM_CPU_KVCACHE_SPACE": str(setting.kv_gib), "KVPUSH_RECORDS": str(logs), "KVPUSH_HOOK_TIMES": str(logs)}
+    env = {"KVPUSH_RECORDS": str(logs), "KVPUSH_HOOK_TIMES": str(logs)}
     if setting.profile is not None:
         env |= SimSettings(profile=setting.profile, verify=setting.verify, log=str(logs)).to_env()
     return env

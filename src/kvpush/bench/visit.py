@@ -109,7 +109,7 @@ class Visitor:
 
     def _fragment(self, cluster: Cluster) -> None:
         block_size = self._profile.block_size
-        blocks = self._options.setting.kv_gib * 2**30 // (block_size * self._profile.token_bytes)
+        blocks = self._options.setting.kv_bytes // (block_size * self._profile.token_bytes)
         for i, engine in enumerate(cluster.engines):
             target = Target(engine.url, cluster.spec.served_name)
             fragment(target, blocks, block_size, self._profile.vocabulary, self._options.seed + i)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvpush.cli.bench_router import bench_router_command
 from kvpush.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -141,3 +142,6 @@ def micro_command(
     for measure in report.measures:
         table.add_row(measure.name, f"{measure.value:,.1f}", measure.unit, measure.what)
     console.print(table)
+
+
+bench_app.command("router")(bench_router_command)

@@ -24,7 +24,7 @@ def launch_args(name: str, cache: Path | None = None) -> Simulated:
     `cache` None is kvpush's cache folder. Raises `ConfigError` when there is no such profile.
     """
     chosen = profile.load(name)
-    env = SimSettings(profile=name).to_env() | {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    env = SimSettings(profile=name).to_env() | {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     return Simulated(_model_folder(chosen, cache or _default_cache()), _args(chosen), env)
 
 
@@ -50,5 +50,6 @@ def _args(chosen: Profile) -> tuple[str, ...]:
         *("--max-model-len", str(chosen.max_model_len)),
         *("--max-num-batched-tokens", str(chosen.max_batched_tokens)),
         *("--max-num-seqs", str(chosen.max_seqs)),
+        *("--kv-cache-memory-bytes", str(1 << 30)),
         "--enforce-eager",
     )
