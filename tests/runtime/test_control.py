@@ -1,6 +1,9 @@
 """Control channels on real sockets: what arrives, what is dropped, and what strangers can not do."""
 
+import os
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -8,7 +11,7 @@ import pytest
 import zmq
 from runtime.rig import LOCAL, Party, nothing_left, pump_until
 
-from kvpush.core.errors import ControlError
+from kvpush.core.errors import ControlError, LocalProtocolError
 from kvpush.core.ids import Address, LinkId
 from kvpush.runtime.control import ControlChannel, FrameArrived
 from kvpush.runtime.sockets import ControlConfig
@@ -295,3 +298,36 @@ def test_receive_takes_no_more_than_its_limit(client: Party, server: Party) -> N
 
     pump_until(all_in)
     assert max(batches) == 3
+
+
+def test_wait_ends_when_a_frame_arrives_or_a_descriptor_is_readable(client: Party, server: Party) -> None:
+    greet(client, server)
+    client.channel.send(LINK, b"more")
+    server.channel.wait(None)
+    pump_until(lambda: server.received == [b"hello", b"more"], server)
+    wake_fd = os.eventfd(1)
+    server.channel.wake_on(wake_fd)
+    server.channel.wait(None)
+    os.close(wake_fd)
+
+
+def test_wait_is_never_shorter_than_asked(server: Party) -> None:
+    """Rounding down would make a deadline half a millisecond away a busy loop."""
+    began = time.monotonic()
+    server.channel.wait(0.0105)
+    assert time.monotonic() - began >= 0.0105
+
+
+def test_channel_is_used_by_its_own_thread_only(server: Party) -> None:
+    errors: list[BaseException] = []
+
+    def trespass() -> None:
+        try:
+            server.channel.receive(1)
+        except LocalProtocolError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=trespass, name="engine")
+    thread.start()
+    thread.join()
+    assert "receive: called from thread engine" in str(errors)

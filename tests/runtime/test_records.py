@@ -46,10 +46,11 @@ def test_line_names_the_key_and_all_that_is_known() -> None:
     )
 
 
-def test_delivery_is_logged_for_debugging_only(caplog: pytest.LogCaptureFixture) -> None:
-    (line,) = log(caplog, DELIVERED)
-    assert line.levelno == logging.DEBUG
-    assert line.name == "kvpush.transfer"
+@pytest.mark.parametrize("reason", [Reason.ABORTED, Reason.PREFILL_ABORTED, Reason.SHUTDOWN])
+def test_delivery_or_abort_is_logged_for_debugging_only(caplog: pytest.LogCaptureFixture, reason: Reason) -> None:
+    lines = log(caplog, DELIVERED, msgspec.structs.replace(FAILED, reason=reason))
+    assert [line.levelno for line in lines] == [logging.DEBUG] * 2
+    assert {line.name for line in lines} == {"kvpush.transfer"}
 
 
 def test_abnormal_end_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -59,10 +60,10 @@ def test_abnormal_end_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_many_abnormal_ends_of_a_kind_are_thinned_out_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    other = msgspec.structs.replace(FAILED, reason=Reason.ABORTED)
+    other = msgspec.structs.replace(FAILED, reason=Reason.TRANSPORT)
     lines = log(caplog, *[FAILED] * 100, other)
     assert len(lines) == 11
-    assert "reason=aborted" in lines[-1].message
+    assert "reason=transport" in lines[-1].message
 
 
 def test_thinned_out_lines_are_told_of_later(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ from runtime.rig import SECRET, nothing_left, until
 from runtime.side import (
     BLOCK_SIZE,
     BLOCKS,
+    BRISK,
     SETTLING,
     TOKEN_BYTES,
     Side,
@@ -171,7 +172,7 @@ def test_receive_fails_soon_when_the_secrets_differ(sender: Side, make_side: Cal
     key = new_key()
     sender.submit(final(key, TOKENS, HERE))
     stranger.submit(receive(key, sender.address, TOKENS, THERE))
-    ended = answer(stranger, key, within_s=0.9)
+    ended = answer(stranger, key, within_s=0.95 * BRISK.connect_timeout_s)
     assert isinstance(ended, ReceiveEnded)
     assert (ended.outcome, ended.reason) == (Outcome.FAILED, Reason.PEER_HANDSHAKE)
     assert not stranger.cache.any()

@@ -18,10 +18,11 @@ from kvpush.runtime.sockets import (
     watch,
 )
 
-_FAILED_HANDSHAKES = 3
-"""One connection that ends during its handshake may be a peer that is just ending or starting; three in a row, some
-0.5 s, are a peer that will not let us in (it does not say so to one who has another secret), and waiting for a time-out
-would only be slower. A handshake that is refused outright is not tried again, by ZeroMQ neither."""
+_FAILED_HANDSHAKES = 4
+"""A connection that ends during its handshake may be a peer that is just ending or starting, or a bad network. Four in
+a row, some 0.6 s, on a link that has never stood are a peer that will not let us in (it does not say so to one who has
+another secret), and waiting for a time-out would only be slower. A handshake that is refused outright is not tried
+again, by ZeroMQ neither."""
 
 
 class Standing(Enum):
@@ -48,6 +49,7 @@ class Dialled:
         self.address = address
         self._failed_handshakes = 0
         self._connected = False
+        self._has_stood = False
         self._standing = Standing.FINE
         self.dealer = make_dealer(context, config)
         identify(self.dealer)
@@ -86,8 +88,7 @@ class Dialled:
 
     def _follow(self, event: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._connected = True
-            self._failed_handshakes = 0
+            self._connected = self._has_stood = True
         elif event & HANDSHAKE_FAILED:
             self._handshake_failed(event)
         elif self._connected:
@@ -96,5 +97,6 @@ class Dialled:
 
     def _handshake_failed(self, event: int) -> None:
         self._failed_handshakes += 1
-        if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self._failed_handshakes >= _FAILED_HANDSHAKES:
+        never = self._failed_handshakes >= _FAILED_HANDSHAKES and not self._has_stood
+        if never or event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self._standing = Standing.REFUSED

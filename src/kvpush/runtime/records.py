@@ -6,6 +6,7 @@ The transfer thread writes the log. Whoever drains its events adds them to `Coun
 import logging
 from collections.abc import Callable
 
+from kvpush.core.errors import Reason
 from kvpush.core.events import Counted, Ended, Event, Outcome, PeerChanged, TransferRecord
 from kvpush.runtime.ratelimit import RateLimit
 from kvpush.runtime.recordfile import RecordFile
@@ -13,8 +14,13 @@ from kvpush.runtime.recordfile import RecordFile
 logger = logging.getLogger("kvpush.transfer")
 
 
+_WANTED = frozenset({Reason.ABORTED, Reason.PREFILL_ABORTED, Reason.SHUTDOWN})
+"""Ends that somebody asked for: no matter of warning."""
+
+
 class TransferLog:
-    """One line per end of a transfer, with its key: debug for a delivery, warning (rate-limited) for the rest."""
+    """One line per end of a transfer, with its key: debug for a delivery or an abort, warning (rate-limited) for the
+    rest."""
 
     def __init__(self) -> None:
         self._limit = RateLimit()
@@ -38,7 +44,7 @@ class TransferLog:
 
     def _ended(self, record: TransferRecord, now: float) -> None:
         self._file.write(record)
-        if record.outcome is not Outcome.DELIVERED:
+        if record.outcome is not Outcome.DELIVERED and record.reason not in _WANTED:
             self._warn(f"{record.role} {record.reason}", now, lambda: transfer_line(record))
         elif logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s", transfer_line(record))
