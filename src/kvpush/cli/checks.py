@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -124,8 +125,11 @@ def check_disk() -> Finding:
     """Room for the models and logs."""
     folder = cache_dir()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not os.access(existing, os.W_OK):
-        return Finding("cache", Verdict.BROKEN, f"{folder} cannot be written", "Set KVPUSH_CACHE to another folder.")
+    try:
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        found = f"{folder} cannot be written: {error.strerror}"
+        return Finding("cache", Verdict.BROKEN, found, "Set KVPUSH_CACHE to another folder.")
     free = shutil.disk_usage(existing).free / _GIB
     verdict, remedy = (Verdict.OK, "") if free > 1 else (Verdict.WARNING, "The demo's model takes 0.6 GiB.")
     return Finding("cache", verdict, f"{folder}, {free:.1f} GiB free", remedy)
