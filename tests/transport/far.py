@@ -1,32 +1,36 @@
-"""A NIXL transport in a process of its own, told over a pipe what to do."""
+"""A NIXL transport in a process of its own, told over a socket what to do."""
 
-import multiprocessing
 import os
 import signal
-from collections.abc import Mapping
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transport.rig import AREA, copy, region, until
 
+from kvpush.core.errors import TransportError
 from kvpush.core.ids import OpId, PeerName
 from kvpush.transport.base import NoticeArrived, OpDone, TransportEvent
 
-SPAWN = multiprocessing.get_context("spawn")
+TESTS = Path(__file__).parents[1]
 IDLE_S = 0.0005
 
 
 class Far:
-    """One process with a transport and `AREA` bytes of registered memory."""
+    """One process with a transport and `AREA` bytes of registered memory. `inside` goes before its command line."""
 
-    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, name: str, environment: Mapping[str, str], inside: Sequence[str] = ()) -> None:
         self.events: list[TransportEvent] = []
-        self._ours, theirs = SPAWN.Pipe()
-        self._process = SPAWN.Process(target=_serve, args=(theirs, name, dict(environment)), daemon=True)
-        self._process.start()
-        theirs.close()
+        with tempfile.TemporaryDirectory() as folder, Listener(f"{folder}/far", "AF_UNIX") as listener:
+            command = [*inside, sys.executable, "-m", "transport.far", f"{folder}/far", name]
+            self._process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(TESTS), **environment})
+            self._ours: Connection = listener.accept()
 
     @cached_property
     def metadata(self) -> bytes:
@@ -67,13 +71,12 @@ class Far:
         return ended()[0]
 
     def signal(self, number: signal.Signals) -> None:
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         """End the process, in whatever state it is."""
         self._process.kill()
-        self._process.join()
+        self._process.wait()
         self._ours.close()
 
 
@@ -99,8 +102,13 @@ class _Served:
     def read(self) -> bytes:
         return self.memory.tobytes()
 
-    def add(self, peer: str, metadata: bytes) -> None:
-        self.transport.add_peer(PeerName(peer), metadata)
+    def add(self, peer: str, metadata: bytes) -> str:
+        """Why it could not, or ""."""
+        try:
+            self.transport.add_peer(PeerName(peer), metadata)
+        except TransportError as error:
+            return str(error)
+        return ""
 
     def remove(self, peer: str) -> None:
         self.transport.remove_peer(PeerName(peer))
@@ -109,8 +117,7 @@ class _Served:
         self.transport.post_write(OpId(op), PeerName(peer), copy(self.memory, address, runs), notice)
 
 
-def _serve(pipe: Connection, name: str, environment: Mapping[str, str]) -> None:
-    os.environ.update(environment)
+def _serve(pipe: Connection, name: str) -> None:
     served = _Served(name)
     while True:
         for event in served.transport.poll():
@@ -118,6 +125,10 @@ def _serve(pipe: Connection, name: str, environment: Mapping[str, str]) -> None:
         if pipe.poll(IDLE_S):
             try:
                 what, *args = pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 return
             pipe.send((getattr(served, what)(*args),))
+
+
+if __name__ == "__main__":
+    _serve(Client(sys.argv[1], "AF_UNIX"), sys.argv[2])

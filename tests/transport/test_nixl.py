@@ -54,7 +54,7 @@ def start(environment: dict[str, str]) -> Iterator[Start]:
 def receiver(start: Start, sender: Far) -> Iterator[Far]:
     far = start()
     sender.events.clear()
-    sender.ask("add", "receiver", far.metadata)
+    assert sender.ask("add", "receiver", far.metadata) == ""
     yield far
     sender.ask("remove", "receiver")
 
@@ -85,7 +85,7 @@ def test_bytes_are_there_with_each_notice(sender: Far, receiver: Far) -> None:
 
 def test_write_to_a_killed_process_fails_and_others_go_on(start: Start, sender: Far, receiver: Far) -> None:
     other = start()
-    sender.ask("add", "other", other.metadata)
+    assert sender.ask("add", "other", other.metadata) == ""
     write(1, sender, receiver, b"before")
     sender.has(OpDone(OpId(1)))
     receiver.kill()
@@ -101,7 +101,7 @@ def test_restarted_process_is_reached_under_the_same_name(start: Start, sender: 
     sender.has(OpDone(OpId(1)))
     receiver.kill()
     again = start()
-    sender.ask("add", "receiver", again.metadata)
+    assert sender.ask("add", "receiver", again.metadata) == ""
     write(2, sender, again, b"again")
     again.has(NoticeArrived(b"again"))
     assert sender.end_of(2).error == ""
