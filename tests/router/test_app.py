@@ -83,6 +83,16 @@ async def test_router_strips_transfer_params_on_routes_it_does_not_know() -> Non
     assert not rig.prefill.seen
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig"])
+async def test_router_refuses_encodings_in_which_it_would_miss_transfer_params(encoding: str) -> None:
+    body = json.dumps({"input": "x", "kv_transfer_params": {"remote_host": "evil"}}).encode(encoding)
+    async with rigged() as rig:
+        for route in ("/v1/responses", "/v1/completions"):
+            async with rig.session.post(rig.url + route, data=body) as response:
+                assert response.status == 400
+    assert not rig.decode.seen
+
+
 @pytest.mark.parametrize("status", [400, 404, 422, 429, 500, 503])
 async def test_decode_engines_error_reaches_the_client_as_it_is(status: int) -> None:
     async with rigged(decode=[lambda seen: error_reply(status, "from D")]) as rig:

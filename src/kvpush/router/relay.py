@@ -6,11 +6,12 @@ waits, and no more than the two sockets' buffers is held.
 """
 
 from collections.abc import Mapping
+from json import detect_encoding
 
 import msgspec
 from aiohttp import web
 
-from kvpush.router.answers import Answer, Cause, LegFailed, broken_leg
+from kvpush.router.answers import Answer, Cause, LegFailed, RequestRefused, broken_leg, error_answer
 from kvpush.router.body import OWNED, encode, parse_fields, strip_owned
 from kvpush.router.idle import IdleTimeout
 from kvpush.router.journey import Ending
@@ -21,7 +22,12 @@ _MAX_HELD_BYTES = 1024 * 1024
 
 
 def relay_body(body: bytes) -> bytes:
-    """A body for a route the router does not know, without what a client may not set."""
+    """A body for a route the router does not know, without what a client may not set.
+
+    Raises `RequestRefused` (400) for JSON in another encoding than UTF-8, which engines would understand.
+    """
+    if detect_encoding(body[:4]) != "utf-8":
+        raise RequestRefused(error_answer(400, "Send JSON as UTF-8 without a BOM.", "invalid_request_error"))
     if OWNED.encode() not in body and b"\\u" not in body:
         return body
     if not body.lstrip().startswith(b"{"):
