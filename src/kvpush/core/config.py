@@ -8,10 +8,10 @@ from kvpush.core.errors import ConfigError
 class ProtocolConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Defaults suit a data centre; tests shrink them.
 
-    `quarantine_s` must be longer than the transport's own time-out (UCX gives up on a dead peer in
-    about 15 s by default), because a posted write cannot be cancelled (R1). `drain_s`: when writes of an
-    ended transfer take longer than this to stop, the connection to their receiver is given up. `transfer_s`
-    bounds the time from acceptance to delivery, prefill queue included.
+    `quarantine_s` must be longer than the transport's own time-out (UCX over TCP gives up on an unreachable peer
+    after the 10 s that transport/nixl.py sets; by itself it does not), because a posted write cannot be cancelled
+    (R1). `drain_s`: when writes of an ended transfer take longer than this to stop, the connection to their
+    receiver is given up. `transfer_s` bounds the time from acceptance to delivery, prefill queue included.
     """
 
     lease_s: float = 30.0

@@ -159,7 +159,6 @@ class NixlTransport:
         if not plan.descriptors:
             self._notify(state, op, target, notice)
             return
-        target.areas.check(plan.remote, plan.nbytes, f"{peer}'s registered")
         with _mapped(f"preparing a write of {plan.descriptors} descriptors to {peer}"):
             handle = state.agent.initialize_xfer(
                 "WRITE",
