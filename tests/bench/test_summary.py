@@ -12,7 +12,7 @@ from kvpush.bench.logs import RoundLogs
 from kvpush.bench.machine import describe_machine
 from kvpush.bench.metrics import Slo
 from kvpush.bench.plan import Cell, Visit
-from kvpush.bench.results import Report, Row, Sample, Text
+from kvpush.bench.results import Failure, Report, Row, Sample, Text
 from kvpush.bench.summary import expected_text, make_rows, make_samples
 from kvpush.bench.trace import write_trace
 from kvpush.bench.visit import Measured, Visited
@@ -100,6 +100,7 @@ def test_report_is_one_page_that_loads_nothing(visits: list[Visited], samples: l
     page = render(report(visits, samples))
     assert "Simulated device" in page
     assert "vllm:push" in page
+    assert "prefill-0 has died" in page
     assert "<script src" not in page
     assert "<link" not in page
     assert page.count("plotly-graph-div") >= 4
@@ -115,10 +116,18 @@ def test_trace_has_a_lane_per_device_and_transfer_thread(tmp_path: Path, visits:
     write_trace(visits[1:2], tmp_path / "trace.json")
     events = msgspec.json.decode((tmp_path / "trace.json").read_bytes())["traceEvents"]
     names = {event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert {"prefill-0", "P transfer thread", "D transfer thread", "kvpush:push: client"} <= names
+    assert {
+        "prefill-0",
+        "prefill-0 engine thread",
+        "P transfer thread",
+        "D transfer thread",
+        "kvpush:push: client",
+    } <= names
     slices = [event for event in events if event["ph"] == "X"]
     assert {"request", "TTFT", "p_compute", "wire"} <= {event["name"] for event in slices}
     assert all(event["dur"] >= 0 for event in slices)
+    instants = {event["name"] for event in events if event["ph"] == "i"}
+    assert instants == {"launch", "arrival"}
     opened = [event for event in events if event["ph"] == "b"]
     assert {event["name"] for event in opened} >= {"posted", "noticed", "registered"}
 
@@ -141,6 +150,7 @@ def report(visits: list[Visited], samples: list[Sample]) -> Report:
         slo=Slo(),
         saturation_per_s={},
         idle=[],
+        failures=[Failure(connector="vllm:pull", round=0, error="prefill-0 has died")],
         summary=make_rows(visits, samples, Slo()),
         samples=samples,
     )

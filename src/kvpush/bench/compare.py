@@ -11,7 +11,7 @@ from kvpush.bench import machine
 from kvpush.bench.contenders import Contender
 from kvpush.bench.plan import START_S, Options, Pool, Visit, cells, expected_seconds, requests_in_round, visits
 from kvpush.bench.progress import progress_bar
-from kvpush.bench.results import Idle, Report, Sample
+from kvpush.bench.results import Failure, Idle, Report, Sample
 from kvpush.bench.summary import expected_text, make_rows, make_samples
 from kvpush.bench.visit import Measured, Visited, Visitor
 from kvpush.core.errors import ConfigError
@@ -28,12 +28,12 @@ class Outcome:
 
     @property
     def succeeded(self) -> bool:
-        """Every request ended well, and no text was wrong."""
-        return all(not row.errors and not row.wrong_texts for row in self.report.summary)
+        """Everything was measured, every request ended well, and no text was wrong."""
+        return not self.report.failures and all(not row.errors and not row.wrong_texts for row in self.report.summary)
 
 
 def compare(options: Options, console: Console) -> Outcome:
-    """Measure. Raises `ConfigError` for a device that cannot be measured, `KVPushError` when a cluster fails."""
+    """Measure. Raises `ConfigError` for a device that cannot be measured."""
     if options.setting.profile is None:
         raise ConfigError("device", f"'{options.setting.device}' is not simulated", "Use sim:PROFILE.")
     profile = profiles.load(options.setting.profile)
@@ -97,6 +97,11 @@ def _report(
         slo=options.slo,
         saturation_per_s={str(tokens): round(rate, 3) for tokens, rate in saturation.items()},
         idle=[Idle(connector=contender.value, cores=cores) for contender, cores in sorted(idle.items(), key=_name)],
+        failures=[
+            Failure(connector=one.visit.contender.value, round=one.visit.round, error=one.failure)
+            for one in done
+            if one.failure
+        ],
         summary=make_rows(done, samples, options.slo),
         samples=samples,
     )

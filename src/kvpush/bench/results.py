@@ -87,6 +87,14 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
     cores: dict[str, float]
 
 
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """A connector's turn that ended before everything was measured."""
+
+    connector: str
+    round: int
+    error: str
+
+
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Where it ran."""
 
@@ -115,5 +123,6 @@ class Report(msgspec.Struct, kw_only=True):
     slo: Slo
     saturation_per_s: dict[str, float]
     idle: list[Idle]
+    failures: list[Failure]
     summary: list[Row]
     samples: list[Sample]

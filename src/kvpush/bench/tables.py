@@ -18,6 +18,8 @@ def print_report(report: Report, console: Console) -> None:
     console.print(_latencies(report.summary))
     console.print(_splits(report.summary))
     console.print(_costs(report.summary))
+    for failure in report.failures:
+        console.print(f"FAILED: {failure.connector} in round {failure.round + 1}: {failure.error}", markup=False)
     for idle in report.idle:
         cores = ", ".join(f"{name} {value:.3f}" for name, value in idle.cores.items())
         console.print(f"idle CPU, cores: {idle.connector}: {cores}")

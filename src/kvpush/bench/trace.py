@@ -1,4 +1,4 @@
-"""A run as a Chrome trace (open it at ui.perfetto.dev): a lane per device, per transfer thread and per client request.
+"""A run as a Chrome trace (open it at ui.perfetto.dev): engine threads, devices, transfer threads and clients.
 
 All processes of one host share the monotonic clock, so the lanes line up by themselves.
 """
@@ -17,8 +17,14 @@ from kvpush.core.events import TransferRecord
 
 _Event = dict[str, Any]
 
-_CLIENT, _DEVICES, _TRANSFERS, _HANDOVER = 1, 2, 3, 4
-_GROUPS = {_CLIENT: "client", _DEVICES: "devices", _TRANSFERS: "transfer threads", _HANDOVER: "hand-over"}
+_CLIENT, _DEVICES, _TRANSFERS, _HANDOVER, _ENGINES = 1, 2, 3, 4, 5
+_GROUPS = {
+    _CLIENT: "client",
+    _HANDOVER: "hand-over",
+    _ENGINES: "engine threads",
+    _DEVICES: "devices",
+    _TRANSFERS: "transfer threads",
+}
 
 
 def write_trace(visits: Iterable[Visited], path: Path) -> None:
@@ -44,6 +50,7 @@ class _Lanes:
             yield from self._client(lane, answer)
             yield from self._handover(lane, answer, visited)
         yield from self._devices(visited)
+        yield from self._arrivals(visited)
         for lane, (title, records) in enumerate((("P", visited.logs.sent), ("D", visited.logs.received))):
             yield self._name("thread_name", _TRANSFERS, lane, f"{title} transfer thread")
             for record in records.values():
@@ -67,11 +74,21 @@ class _Lanes:
     def _devices(self, visited: Visited) -> Iterator[_Event]:
         for lane, (engine, steps) in enumerate(visited.logs.steps.items()):
             yield self._name("thread_name", _DEVICES, lane, engine)
+            yield self._name("thread_name", _ENGINES, lane, f"{engine} engine thread")
             for step in steps:
+                yield {"ph": "i", "s": "t", "name": "launch", "ts": step.launched * 1e6, **self._place(_ENGINES, lane)}
                 tokens = sum(row.end - row.start for row in step.rows)
                 args = {"requests": len(step.rows), "tokens": tokens}
                 name = f"prefill {tokens}" if tokens > len(step.rows) else f"decode {len(step.rows)}"
                 yield self._slice(_DEVICES, lane, name, step.start, step.end, args)
+
+    def _arrivals(self, visited: Visited) -> Iterator[_Event]:
+        """On the engine threads' lanes, in the order of `logs.steps`."""
+        for lane, legs in enumerate((visited.logs.prefill, visited.logs.decode)):
+            for transfer_id, leg in legs.items():
+                if leg.arrived is not None:
+                    place = {"ts": leg.arrived * 1e6, **self._place(_ENGINES, lane)}
+                    yield {"ph": "i", "s": "t", "name": "arrival", "args": {"transfer_id": transfer_id}, **place}
 
     def _transfer(self, lane: int, record: TransferRecord) -> Iterator[_Event]:
         """Async slices: transfers of one thread overlap."""
@@ -82,8 +99,11 @@ class _Lanes:
             yield {"ph": "e", "name": stage, "ts": end * 1e6, **common}
 
     def _slice(self, group: int, lane: int, name: str, start: float, end: float, args: _Event) -> _Event:
-        where = {"pid": self._first + group, "tid": lane}
+        where = self._place(group, lane)
         return {"ph": "X", "name": name, "ts": start * 1e6, "dur": (end - start) * 1e6, "args": args, **where}
+
+    def _place(self, group: int, lane: int) -> _Event:
+        return {"pid": self._first + group, "tid": lane}
 
     def _name(self, kind: str, group: int, lane: int, name: str) -> _Event:
         return {"ph": "M", "name": kind, "pid": self._first + group, "tid": lane, "args": {"name": name}}

@@ -41,12 +41,13 @@ class Measured:
 
 @dataclass
 class Visited:
-    """All that one visit found."""
+    """All that one visit found; `failure` says why it ended early, "" when it did not."""
 
     visit: Visit
     cells: list[Measured] = field(default_factory=list)
     idle_cores: dict[str, float] = field(default_factory=dict)
     logs: RoundLogs = field(default_factory=RoundLogs)
+    failure: str = ""
 
 
 class Visitor:
@@ -59,23 +60,28 @@ class Visitor:
         self.saturation: dict[int, float] = {}
 
     def visit(self, visit: Visit) -> Visited:
-        """Raises `KVPushError` when the cluster does not start or does not answer."""
-        name = f"round {visit.round + 1}: {visit.contender}"
+        """Whatever fails ends this visit only."""
         visited = Visited(visit)
-        self._bar.say(f"{name}: starting")
-        cluster = make_cluster(self._options.setting, visit.contender, visit.round)
-        with cluster:
-            self._bar.advance(START_S)
-            self._prepare(cluster, name)
-            if visit.round == 0:
-                visited.idle_cores = _idle_cores(cluster)
-            for cell in cells(self._options, self.saturation):
-                self._bar.say(f"{name}: {cell.shape.input_tokens} tokens, {cell.load}")
-                visited.cells.append(self._measure(cluster, visit, cell))
-                cluster.check()
+        try:
+            self._measure_all(visit, visited)
+        except KVPushError as error:
+            visited.failure = str(error)
+            self._bar.say(f"{_name(visit)}: FAILED: {error}")
         folder = log_folder(self._options.setting, visit.contender, visit.round)
         visited.logs = read_round(folder, visit.contender is Contender.SINGLE)
         return visited
+
+    def _measure_all(self, visit: Visit, visited: Visited) -> None:
+        self._bar.say(f"{_name(visit)}: starting")
+        with make_cluster(self._options.setting, visit.contender, visit.round) as cluster:
+            self._bar.advance(START_S)
+            self._prepare(cluster, _name(visit))
+            if visit.round == 0:
+                visited.idle_cores = _idle_cores(cluster)
+            for cell in cells(self._options, self.saturation):
+                self._bar.say(f"{_name(visit)}: {cell.shape.input_tokens} tokens, {cell.load}")
+                visited.cells.append(self._measure(cluster, visit, cell))
+                cluster.check()
 
     def _prepare(self, cluster: Cluster, name: str) -> None:
         target = self._target(cluster)
@@ -132,6 +138,10 @@ class Visitor:
         """What one request takes at least."""
         decode = self._profile.step_s(0, shape.input_tokens) * shape.output_tokens
         return self._profile.step_s(shape.input_tokens, 0) + decode
+
+
+def _name(visit: Visit) -> str:
+    return f"round {visit.round + 1}: {visit.contender}"
 
 
 def _nothing() -> None:
