@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 from engines.calls import (
     Abort,
@@ -31,6 +31,9 @@ from engines.calls import (
     State,
 )
 
+from kvpush.core.events import Event
+from kvpush.runtime.counters import Counters
+
 _IDLE_S = 0.001
 
 
@@ -45,12 +48,30 @@ class EngineChild:
         self._internal: dict[str, str] = {}
         self._waiting: Collect | Settle | Reset | None = None
         self._held = False
-        self._counters = _tap_counters(self._connector)
         self._has_connector = bool(config.role)
+        self._counters = Counters()
+        if self._has_connector:
+            self._tap_events()
 
     @property
     def _connector(self) -> Any:
         return self._core.scheduler.connector
+
+    @property
+    def _worker(self) -> Any:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return cast(Any, get_kv_transfer_group())._working
+
+    def _tap_events(self) -> None:
+        """Count everything that the worker's side sees, beside what it does itself."""
+        inner = self._worker._on_event
+
+        def both(event: Event) -> None:
+            self._counters.add(event)
+            inner(event)
+
+        self._worker._on_event = both
 
     def run(self) -> None:
         """Announce the engine, then step and answer until told to quit."""
@@ -133,6 +154,8 @@ class EngineChild:
 
     def _state(self) -> State:
         scheduler = self._core.scheduler
+        if self._has_connector and not scheduler.has_requests():
+            self._worker.results()  # an idle engine takes no step, and so hears of nothing
         totals = self._counters
         return State(
             free_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
@@ -175,25 +198,6 @@ def _make_engine(config: EngineConfig) -> Any:
         seed=0,
     )
     return LLMEngine.from_engine_args(args)
-
-
-def _tap_counters(connector: Any) -> Any:
-    """Counters of everything this engine's worker side sees."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
-
-    from kvpush.runtime.counters import Counters
-
-    totals = Counters()
-    if has_kv_transfer_group():
-        worker = get_kv_transfer_group()._working
-        inner = worker._on_event
-
-        def both(event: Any) -> None:
-            totals.add(event)
-            inner(event)
-
-        worker._on_event = both
-    return totals
 
 
 def _answer(output: Any) -> Answer:
