@@ -22,6 +22,7 @@ from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
 from kvpush.core.params import receive_params, send_params
 from kvpush.runtime.counters import Counters
 from kvpush.vllm.connector import KVPushConnector
+from kvpush.vllm.metadata import QuarantineReport
 from kvpush.vllm.metrics import EngineStats
 
 BLOCK = 16
@@ -44,6 +45,7 @@ class Report:
     received: frozenset[str] = frozenset()
     failed: frozenset[str] = frozenset()
     sent: frozenset[str] = frozenset()
+    quarantine: QuarantineReport | None = None
 
 
 _NOTHING = Report()
@@ -128,9 +130,14 @@ class SchedulerRig:
         return [command for command in self.commands if isinstance(command, kind)]
 
 
-def reported(received: Iterable[str] = (), failed: Iterable[str] = (), sent: Iterable[str] = ()) -> Report:
+def reported(
+    received: Iterable[str] = (),
+    failed: Iterable[str] = (),
+    sent: Iterable[str] = (),
+    quarantine: QuarantineReport | None = None,
+) -> Report:
     """A report; what has failed has been received, too, as vLLM wants it."""
-    return Report(frozenset(received) | frozenset(failed), frozenset(failed), frozenset(sent))
+    return Report(frozenset(received) | frozenset(failed), frozenset(failed), frozenset(sent), quarantine)
 
 
 def _config(model: str, role: str, policy: str) -> VllmConfig:
@@ -163,6 +170,9 @@ def computed(output: SchedulerOutput, requests: dict[str, Request], report: Repo
         req_id_to_index={name: index for index, name in enumerate(names)},
         sampled_token_ids=sampled,
         kv_connector_output=KVConnectorOutput(
-            finished_recving=set(report.received), failed_recving=set(report.failed), finished_sending=set(report.sent)
+            finished_recving=set(report.received),
+            failed_recving=set(report.failed),
+            finished_sending=set(report.sent),
+            kv_connector_worker_meta=report.quarantine,
         ),
     )

@@ -1,7 +1,8 @@
 """What an engine asks of its endpoint: small frozen values put into the transfer thread's mailbox.
 
 The promises that come back (see events.py):
-  each `Receive`                    is answered by exactly one `ReceiveEnded`
+  each `Receive`                    is answered by exactly one `ReceiveEnded`, and that, if it says
+                                    `quarantined`, is followed by exactly one `BlocksSafe`
   each `Final(last=True)`/`Withdraw` is answered by exactly one `SourceFree`
 """
 

@@ -46,9 +46,10 @@ class TransferRecord(msgspec.Struct, kw_only=True):
 
 
 class ReceiveEnded(msgspec.Struct, frozen=True, tag=True):
-    """The blocks of a `Receive` are the request's own again: nothing will write to them any more.
+    """What a `Receive` has come to: the request may go on.
 
-    Unless `outcome` is DELIVERED their content is undefined and must not be used (R6).
+    Unless `outcome` is DELIVERED the content of its blocks is undefined and must not be used (R6). Nothing will
+    write to them any more, unless they are `quarantined`: then they must stay out of use until `BlocksSafe`.
     """
 
     key: Key
@@ -56,6 +57,14 @@ class ReceiveEnded(msgspec.Struct, frozen=True, tag=True):
     outcome: Outcome
     reason: Reason
     detail: str = ""
+    quarantined: bool = False
+
+
+class BlocksSafe(msgspec.Struct, frozen=True, tag=True):
+    """The blocks of a `ReceiveEnded(quarantined=True)` are out of reach: nothing will write to them any more (R1)."""
+
+    key: Key
+    request_id: RequestId
 
 
 class SourceFree(msgspec.Struct, frozen=True, tag=True):
@@ -92,4 +101,4 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     """Everything asked for by `Stop` has ended; the thread may exit."""
 
 
-Event = ReceiveEnded | SourceFree | Ended | Counted | PeerChanged | Stopped
+Event = ReceiveEnded | BlocksSafe | SourceFree | Ended | Counted | PeerChanged | Stopped

@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
@@ -40,6 +41,7 @@ from kvpush.vllm.worker_side import WorkerSide
 
 if TYPE_CHECKING:
     from vllm.forward_context import ForwardContext
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
@@ -130,7 +132,11 @@ class KVPushConnector(KVConnectorBase_V1):
 
     def has_pending_push_work(self) -> bool:
         """Whether a step is needed though no request wants one."""
-        return self._scheduling.has_commands
+        return self._scheduling.needs_step
+
+    def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        """The scheduler's block pool exists."""
+        self._scheduling.quarantine.bind(gpu_block_pool)
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
@@ -161,6 +167,10 @@ class KVPushConnector(KVConnectorBase_V1):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """What has ended since the last step."""
         return self._working.results()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """What the scheduler must know beyond the results."""
+        return self._working.quarantine_report()
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         """Nothing: loads have been running since `bind_connector_metadata`."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
 )
 
 from kvpush.core.commands import Command
@@ -27,3 +28,16 @@ class RankAddress(KVConnectorHandshakeMetadata):
     """Where a rank's transfer thread listens."""
 
     address: Address
+
+
+@dataclass(frozen=True)
+class QuarantineReport(KVConnectorWorkerMetadata):
+    """Request ids whose blocks a rank cannot call safe yet, and those whose blocks it now can, once per rank."""
+
+    kept: tuple[str, ...] = ()
+    released: tuple[str, ...] = ()
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "QuarantineReport":
+        """The reports of two ranks as one."""
+        assert isinstance(other, QuarantineReport)
+        return QuarantineReport(self.kept + other.kept, self.released + other.released)

@@ -14,6 +14,7 @@ last sampled token has come back from the device, so every step that wrote its p
 import logging
 from collections.abc import Callable
 from enum import Enum, auto
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from vllm.v1.request import Request, RequestStatus
@@ -21,9 +22,11 @@ from vllm.v1.request import Request, RequestStatus
 from kvpush.core.commands import Abort, Announce, Command, Expect, Final, Receive, Withdraw
 from kvpush.core.errors import ConfigError, Reason
 from kvpush.core.ids import Key, RequestId, Target
-from kvpush.core.layout import Span
+from kvpush.core.layout import Blocks, Span
 from kvpush.core.params import ReceiveParams, SendParams, parse
 from kvpush.vllm.keys import sub_key
+from kvpush.vllm.metadata import QuarantineReport
+from kvpush.vllm.quarantine import Quarantine
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig
@@ -50,13 +53,14 @@ class _Stage(Enum):
 class _Receiving:
     """A request whose prompt another engine computes."""
 
-    __slots__ = ("computed", "key", "released", "stage", "target")
+    __slots__ = ("blocks", "computed", "key", "released", "stage", "target")
 
     def __init__(self, key: Key, target: Target) -> None:
         self.key = key
         self.target = target
         self.stage = _Stage.KNOWN
         self.computed = 0  # tokens that the engine had of its own when it was last asked
+        self.blocks: Blocks = ()  # that are being received into
         self.released = False  # vLLM has finished the request and waits for its blocks only
 
 
@@ -86,6 +90,7 @@ class SchedulerSide:
         self._sending: dict[str, _Sending] = {}
         self._commands: list[Command] = []
         self._refused = refused
+        self.quarantine = Quarantine()
 
     # requests -------------------------------------------------------------------------------------------
     def request_added(self, request: Request) -> None:
@@ -144,7 +149,7 @@ class SchedulerSide:
             tuple(group[span.start // size : -(-span.end // size)])
             for group, size in zip(blocks.get_block_ids(), self._block_sizes, strict=True)
         )
-        record.stage = _Stage.MOVING
+        record.stage, record.blocks = _Stage.MOVING, ids
         self._commands.append(Receive(record.key, RequestId(request.request_id), record.target, span, ids))
 
     def request_finished(self, request: Request, blocks: tuple[list[int], ...]) -> Key | None:
@@ -182,15 +187,28 @@ class SchedulerSide:
         return commands
 
     @property
-    def has_commands(self) -> bool:
-        """Whether a step is needed to carry commands to the workers."""
-        return bool(self._commands)
+    def needs_step(self) -> bool:
+        """Whether a step is needed though no request wants one: to carry commands to the workers, or to hear from
+        them that quarantined blocks are safe."""
+        return bool(self._commands) or len(self.quarantine) > 0
 
     def filter_output(self, output: "KVConnectorOutput") -> None:
-        """Leave in the worker's report only the requests that vLLM still waits for."""
+        """Leave in the worker's report only the requests that vLLM still waits for; what must not be reused yet
+        is kept before vLLM acts on the rest."""
+        report = output.kv_connector_worker_meta
+        if isinstance(report, QuarantineReport):
+            self._update_quarantine(report)
         received = output.finished_recving or ()
         output.finished_recving = {name for name in received if self._received(name)}
         output.finished_sending = {name for name in output.finished_sending or () if self._sent(name)}
+
+    def _update_quarantine(self, report: QuarantineReport) -> None:
+        for name in report.kept:
+            record = self._receiving.get(name)
+            if record is not None:
+                self.quarantine.keep(name, chain.from_iterable(record.blocks))
+        for name in report.released:
+            self.quarantine.release(name)
 
     def _received(self, request_id: str) -> bool:
         record = self._receiving.get(request_id)

@@ -15,13 +15,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from kvpush.core.commands import Command, Final, Receive
-from kvpush.core.events import Event, Outcome, ReceiveEnded, SourceFree
+from kvpush.core.events import BlocksSafe, Event, Outcome, ReceiveEnded, SourceFree
 from kvpush.core.ids import Address
 from kvpush.runtime.thread import ThreadConfig, TransferThread
 from kvpush.transport.base import Transport
 from kvpush.transport.nixl import NixlTransport
 from kvpush.vllm.layouts import CacheLayout, read_layout
 from kvpush.vllm.localize import localize
+from kvpush.vllm.metadata import QuarantineReport
 from kvpush.vllm.ranks import Rank, engine_group, engine_id
 from kvpush.vllm.settings import Settings
 
@@ -62,6 +63,9 @@ class WorkerSide:
         self._cache: CacheLayout | None = None
         self._thread: TransferThread | None = None
         self._owed = _Owed()
+        self._quarantined: set[str] = set()
+        self._kept: list[str] = []
+        self._released: list[str] = []
         self.address: Address | None = None
 
     def start(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -115,12 +119,28 @@ class WorkerSide:
             results.finished_recving.add(event.request_id)
             if event.outcome is not Outcome.DELIVERED:
                 results.failed_recving.add(event.request_id)
+            if event.quarantined:
+                self._quarantined.add(event.request_id)
+                self._kept.append(event.request_id)
+        elif isinstance(event, BlocksSafe) and event.request_id in self._quarantined:
+            self._quarantined.remove(event.request_id)
+            self._released.append(event.request_id)
         elif isinstance(event, SourceFree) and event.request_id in self._owed.sent:
             self._owed.sent.remove(event.request_id)
             results.finished_sending.add(event.request_id)
 
+    def quarantine_report(self) -> QuarantineReport | None:
+        """What to tell the scheduler of quarantined blocks, with the `results` of the same step."""
+        if not (self._kept or self._released):
+            return None
+        report = QuarantineReport(tuple(self._kept), tuple(self._released))
+        self._kept, self._released = [], []
+        return report
+
     def _give_up(self, results: KVConnectorTransferResults) -> None:
         """The thread has died, and its transport with it: nothing is written or read any more."""
+        self._released += self._quarantined
+        self._quarantined = set()
         if not (self._owed.received or self._owed.sent):
             return
         logger.error("kvpush: the transfer thread is dead; %d receives fail", len(self._owed.received))
