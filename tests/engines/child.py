@@ -1,11 +1,10 @@
 """An engine process: steps one real vLLM engine in this very process and answers calls about it.
 
-Run as `python -m engines.child FD`, with a connected socket as file descriptor FD. `VLLM_ENABLE_V1_MULTIPROCESSING=0`
-keeps scheduler, worker and connector in one process, which starts in seconds.
+With `VLLM_ENABLE_V1_MULTIPROCESSING=0` scheduler, worker and connector are all in this process (see nursery.py).
 """
 
+import contextlib
 import os
-import sys
 import threading
 import time
 from multiprocessing.connection import Connection
@@ -214,12 +213,10 @@ def _choice(output: Any) -> Choice:
     return Choice(tuple(output.token_ids), output.finish_reason, tuple(tops[token].logprob for tops, token in chosen))
 
 
-def main() -> None:
-    """Serve one engine on the socket named by the first argument."""
-    calls = Connection(int(sys.argv[1]))
+def serve(calls: Connection) -> None:
+    """Make the engine that the first message describes, and serve it until told to quit, or nobody calls any more."""
     config: EngineConfig = calls.recv()
-    EngineChild(config, calls).run()
-
-
-if __name__ == "__main__":
-    main()
+    os.environ.update(config.environment)
+    child = EngineChild(config, calls)
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        child.run()

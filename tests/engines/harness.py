@@ -4,8 +4,6 @@ import contextlib
 import itertools
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -31,6 +29,7 @@ from engines.calls import (
     Settle,
     State,
 )
+from engines.nursery import nursery
 
 from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
 from kvpush.core.params import receive_params, send_params
@@ -38,16 +37,6 @@ from kvpush.core.params import receive_params, send_params
 START_S = 300.0
 ANSWER_S = 100.0
 
-_TESTS = Path(__file__).resolve().parents[1]
-_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "INFO",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}
 _numbers = itertools.count()
 
 
@@ -63,14 +52,7 @@ class EngineProcess:
         self._log = log
         ours, theirs = socket.socketpair()
         with theirs, log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "engines.child", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": str(_TESTS)},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            self._process = nursery().bear(theirs, output.fileno())
         self._calls = Connection(ours.detach())
         self._calls.send(config)
         self._ready: Ready | None = None
@@ -93,7 +75,7 @@ class EngineProcess:
             if self._calls.poll(seconds):
                 return self._calls.recv()
         tail = self._log.read_text(errors="replace")[-6000:]
-        raise EngineDied(f"engine {self.config.name} (exit code {self._process.poll()}) gives no answer:\n{tail}")
+        raise EngineDied(f"engine {self.config.name} gives no answer:\n{tail}")
 
     # requests -------------------------------------------------------------------------------------------
     def add(self, *asks: Ask) -> None:
@@ -144,15 +126,13 @@ class EngineProcess:
     def stop(self) -> Remains:
         """Shut down as vLLM does."""
         remains = cast(Remains, self.call(Quit()))
-        self._process.wait(ANSWER_S)
+        assert self._process.ended(ANSWER_S), f"engine {self.config.name} does not end"
         self._calls.close()
         return remains
 
     def kill(self) -> None:
         """End the process at once, if it still runs."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait(ANSWER_S)
+        self._process.kill()
         self._calls.close()
 
 
