@@ -53,8 +53,14 @@ class Oracle:
         """Each Receive is answered once, and DELIVERED means that every byte is there."""
         command = process.destinations.get(ended.key)
         assert command is not None, f"R3: ReceiveEnded of {ended.key}, which nobody waits for"
+        assert ended.key not in process.quarantined, f"R3: {ended.key} has ended before"
         if ended.outcome is Outcome.DELIVERED:
+            assert not ended.quarantined, f"R1: {ended.key} is delivered, but may still be written"
             assert process.memory.holds(ended.key, command.span, command.blocks), f"R6: {ended.key} is not all there"
+
+    def check_safe(self, process: "Process", key: Key) -> None:
+        """Quarantined blocks are let go once."""
+        assert key in process.quarantined, f"R3: BlocksSafe of {key}, which is in no quarantine"
 
     def check_ended(self, process: "Process", record: TransferRecord) -> None:
         """One outcome per side."""

@@ -12,6 +12,7 @@ from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, Remo
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import LocalProtocolError, Reason
 from kvpush.core.events import (
+    BlocksSafe,
     Counted,
     Ended,
     Event,
@@ -43,6 +44,7 @@ class Process:
         self.destinations: dict[Key, Receive] = {}
         self.sources: dict[Key, Blocks] = {}
         self.received: dict[Key, ReceiveEnded] = {}
+        self.quarantined: set[Key] = set()
         self.records: list[TransferRecord] = []
         self.counted: Counter[tuple[str, Reason]] = Counter()
         self.changes: list[PeerChanged] = []
@@ -175,6 +177,13 @@ class Process:
             case ReceiveEnded(key):
                 self.world.oracle.check_received(self, event)
                 self.received[key] = event
+                if event.quarantined:
+                    self.quarantined.add(key)
+                else:
+                    self._give_back(self.destinations.pop(key).blocks)
+            case BlocksSafe(key):
+                self.world.oracle.check_safe(self, key)
+                self.quarantined.remove(key)
                 self._give_back(self.destinations.pop(key).blocks)
             case SourceFree(key):
                 self.world.oracle.check_source_free(self, key)

@@ -12,12 +12,14 @@ class ProtocolConfig(msgspec.Struct, frozen=True, kw_only=True):
     after the 10 s that transport/nixl.py sets; by itself it does not), because a posted write cannot be cancelled
     (R1). `drain_s`: when writes of an ended transfer take longer than this to stop, the connection to their
     receiver is given up. `transfer_s` bounds the time from acceptance to delivery, prefill queue included.
+    `doubt_s`: a peer whose control connection has broken is lost unless it is heard of again within this.
     """
 
     lease_s: float = 30.0
     heartbeat_s: float = 2.0
     peer_timeout_s: float = 10.0
     connect_timeout_s: float = 5.0
+    doubt_s: float = 2.0
     retry_s: float = 0.5
     unannounced_s: float = 10.0
     notice_grace_s: float = 2.0
@@ -27,6 +29,12 @@ class ProtocolConfig(msgspec.Struct, frozen=True, kw_only=True):
     retired_memory_s: float = 900.0
     retired_memory_keys: int = 200_000
     stop_s: float = 10.0
+
+    @property
+    def fence_s(self) -> float:
+        """How long after the end of its lease a write may still go on: a receiver uses its blocks again
+        `quarantine_s` after it, and the other half of that is for what the transport has under way."""
+        return min(self.drain_s, self.quarantine_s / 2)
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:

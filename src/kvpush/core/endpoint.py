@@ -7,7 +7,7 @@ happens before the input itself, so that no input is ever judged by a lease that
 
 from collections.abc import Sequence
 
-from kvpush.core.commands import Abort, Announce, Command, Expect, Final, Receive, Stop, Withdraw
+from kvpush.core.commands import Abort, Announce, Command, Expect, Final, Receive, Retract, Stop, Withdraw
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.effects import Effect
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
@@ -88,6 +88,8 @@ class Endpoint:
                 self._sender.announce(command, now)
             case Final():
                 self._sender.final(command, now)
+            case Retract():
+                self._sender.retract(command, now)
             case Withdraw():
                 self._sender.withdraw(command, now)
             case Expect():
@@ -229,9 +231,10 @@ class Endpoint:
         """A control connection broke. The channel reconnects by itself and lost frames are repeated, but the peer
         has to prove that it is still there before it is told of any more blocks."""
         self.tick(now)
+        self._inbound.broken(link, now)
         session = self._outbound.on_link(link)
-        if session is not None and session.state is SessionState.READY:
-            self._outbound.doubt(session, now)
+        if session is not None:
+            self._outbound.broken(session, now)
 
     def link_refused(self, link: LinkId, now: float) -> None:
         """A link that we opened can never stand: its address is none, or the peer has another secret."""
@@ -277,7 +280,7 @@ class Endpoint:
         for session in self._outbound.due(now):
             self._session_due(session, now)
         for caller in self._inbound.silent(now):
-            self._lose_caller(caller, Reason.PEER_SILENT, now)
+            self._lose_caller(caller, caller.suspicion, now)
         self._finish_stop(now)
 
     def _lose_caller(self, caller: Caller, reason: Reason, now: float) -> None:
@@ -287,8 +290,7 @@ class Endpoint:
 
     def _session_due(self, session: Session, now: float) -> None:
         if now >= self._outbound.lost_at(session):
-            reason = Reason.PEER_HANDSHAKE if session.epoch == _ANYONE else Reason.PEER_SILENT
-            self._lose_session(session, reason, f"nothing heard from {session.name}", now)
+            self._lose_session(session, session.suspicion, f"nothing heard from {session.name}", now)
         elif session.state is SessionState.CONNECTING:
             self._outbound.repeat_hello(session, now)
         else:

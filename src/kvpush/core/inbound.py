@@ -19,7 +19,8 @@ from kvpush.core.outbox import Outbox
 
 @dataclass(eq=False)
 class Caller:
-    """One receiver process. `ready` once the transport has loaded it."""
+    """One receiver process. `ready` once the transport has loaded it. `broken_at`: when the link that it was last heard
+    on ended."""
 
     epoch: Epoch
     engine_id: EngineId
@@ -28,6 +29,17 @@ class Caller:
     layout: Layout
     last_heard: float
     ready: bool = False
+    broken_at: float | None = None
+
+    def lost_at(self, config: ProtocolConfig) -> float:
+        """When it is lost unless something is heard of it."""
+        silent = self.last_heard + config.peer_timeout_s
+        return silent if self.broken_at is None else min(silent, self.broken_at + config.doubt_s)
+
+    @property
+    def suspicion(self) -> Reason:
+        """Why, if it is lost."""
+        return Reason.PEER_SILENT if self.broken_at is None else Reason.PEER_LOST
 
 
 class Inbound:
@@ -51,7 +63,14 @@ class Inbound:
         if caller is not None:
             caller.link = link
             caller.last_heard = now
+            caller.broken_at = None
         return caller
+
+    def broken(self, link: LinkId, now: float) -> None:
+        """An accepted link has ended: a receiver that lives comes back by another in a moment."""
+        for caller in self._callers.values():
+            if caller.link == link and caller.broken_at is None:
+                caller.broken_at = now
 
     def hello(self, epoch: Epoch, link: LinkId, hello: Hello, now: float) -> list[Caller]:
         """Take a hello; returns callers that it replaces (an earlier life of the same engine's rank).
@@ -100,7 +119,7 @@ class Inbound:
 
     def silent(self, now: float) -> list[Caller]:
         """Callers not heard of for too long; the endpoint ends their transfers and forgets them."""
-        return [c for c in self._callers.values() if now >= c.last_heard + self._config.peer_timeout_s]
+        return [caller for caller in self._callers.values() if now >= caller.lost_at(self._config)]
 
     def forget(self, caller: Caller, reason: Reason, detail: str = "") -> None:
         """Close the way to a caller, if that has not been done: its agent, handles and mappings go with it."""
@@ -114,7 +133,7 @@ class Inbound:
 
     def deadlines(self) -> Iterable[float]:
         """When each caller will have been silent for too long."""
-        return (caller.last_heard + self._config.peer_timeout_s for caller in self._callers.values())
+        return (caller.lost_at(self._config) for caller in self._callers.values())
 
 
 def _same_place(old: Caller, new: Caller) -> bool:

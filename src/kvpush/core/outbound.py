@@ -29,17 +29,19 @@ class SessionState(StrEnum):
 @dataclass(eq=False)
 class Session:
     """One target. `epoch` is the process that welcomed us, `clock` the latest that it told us of its own;
-    `next_beat` is the next hello or heartbeat."""
+    `next_beat` is the next hello or heartbeat. While CONNECTING it has until `welcome_by`, and if it is lost then, the
+    reason is `suspicion`."""
 
     target: Target
     link: LinkId
-    began: float
+    welcome_by: float
     next_beat: float
     last_heard: float
     clock: float = 0.0
     state: SessionState = SessionState.CONNECTING
     epoch: Epoch = _NOBODY
     engine_id: EngineId | None = None
+    suspicion: Reason = Reason.PEER_HANDSHAKE
 
     @property
     def name(self) -> str:
@@ -64,18 +66,23 @@ class Outbound:
         if session is None:
             return self._begin(target, now)
         if session.state is SessionState.READY and now >= session.last_heard + 2 * self._config.heartbeat_s:
-            self.doubt(session, now)
+            self._doubt(session, Reason.PEER_SILENT, now + self._config.connect_timeout_s, now)
         return session
 
-    def doubt(self, session: Session, now: float) -> None:
+    def broken(self, session: Session, now: float) -> None:
+        """Its connection has ended: that of a process that lives is back in a moment."""
+        if session.state is SessionState.READY:
+            self._doubt(session, Reason.PEER_LOST, now + self._config.doubt_s, now)
+
+    def _doubt(self, session: Session, suspicion: Reason, welcome_by: float, now: float) -> None:
         """Let a sender that we know prove that it is still there, by a welcome. Until then it is told nothing."""
         session.state = SessionState.CONNECTING
-        session.began = now
+        session.suspicion, session.welcome_by = suspicion, welcome_by
         self._say_hello(session, now)
 
     def _begin(self, target: Target, now: float) -> Session:
         self._links += 1
-        session = Session(target, LinkId(self._links), now, now, now)
+        session = Session(target, LinkId(self._links), now + self._config.connect_timeout_s, now, now)
         self._sessions[target] = session
         self._outbox.effect(OpenLink(session.link, target.address))
         self._say_hello(session, now)
@@ -98,6 +105,7 @@ class Outbound:
         if session.state is SessionState.CONNECTING:
             session.state = SessionState.READY
             session.epoch, session.engine_id = epoch, engine_id
+            session.suspicion = Reason.PEER_SILENT
             session.next_beat = now
             self._outbox.event(PeerChanged(session.name, True, Reason.OK))
 
@@ -118,7 +126,7 @@ class Outbound:
     def lost_at(self, session: Session) -> float:
         """When a session is lost unless something is heard."""
         if session.state is SessionState.CONNECTING:
-            return session.began + self._config.connect_timeout_s
+            return session.welcome_by
         return session.last_heard + self._config.peer_timeout_s
 
     def repeat_hello(self, session: Session, now: float) -> None:

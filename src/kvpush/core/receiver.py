@@ -5,7 +5,7 @@ from collections.abc import Callable
 from kvpush.core.commands import Abort, Expect, Receive
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
-from kvpush.core.events import Ended, Outcome, ReceiveEnded
+from kvpush.core.events import BlocksSafe, Ended, Outcome, ReceiveEnded
 from kvpush.core.ids import Key
 from kvpush.core.layout import Layout, check_blocks
 from kvpush.core.messages import Beat, Cancel, Notice, Register
@@ -290,10 +290,12 @@ class Receiver:
 
     def _quarantine(self, transfer: Receiving, now: float) -> None:
         """A sender that does not answer may post until its lease has ended, and what it has posted may land until
-        the transport has given it up."""
+        the transport has given it up. The request need not wait for that, only its blocks."""
         limit = max(now, self._lease_ends(transfer, now)) + self._config.quarantine_s
         transfer.at["quarantined"] = now
         self._outbox.count("recv_abandoned", transfer.ending[1])
+        transfer.unsafe = transfer.holds
+        self._free(transfer, now)
         self._wait(transfer, now + self._config.retry_s, limit)
 
     def _lease_ends(self, transfer: Receiving, now: float) -> float:
@@ -318,11 +320,12 @@ class Receiver:
         self._wait(transfer, transfer.retry_at, limit)
 
     def _free(self, transfer: Receiving, now: float) -> None:
-        """Give the engine its blocks back: once, and never while anyone may write to them."""
+        """Let the request go on, once. It gets its blocks back with that, unless they are `unsafe`."""
         if transfer.holds:
             transfer.holds = False
             outcome, reason, detail = transfer.ending
-            self._outbox.event(ReceiveEnded(transfer.key, transfer.request_id, outcome, reason, detail))
+            ended = ReceiveEnded(transfer.key, transfer.request_id, outcome, reason, detail, transfer.unsafe)
+            self._outbox.event(ended)
 
     def _retire(self, transfer: Receiving, now: float) -> None:
         outcome, reason, _ = transfer.ending
@@ -331,6 +334,8 @@ class Receiver:
         self._retired.add(transfer.key, outcome, reason, now)
         transfer.at["ended"] = now
         self._free(transfer, now)
+        if transfer.unsafe:
+            self._outbox.event(BlocksSafe(transfer.key, transfer.request_id))
         self._outbox.event(Ended(transfer.record(self._layout.token_bytes)))
 
     # for the endpoint -----------------------------------------------------------------------------------

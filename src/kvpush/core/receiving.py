@@ -15,10 +15,10 @@ class Receiving:
     """One transfer at its receiver.
 
     `seen` are the parts whose notices have arrived, of `parts` (0: not known yet). `holds`: our engine waits
-    for a ReceiveEnded. `end` is how a transfer that cannot succeed any more will end. `retry_at` is when to
-    repeat what was not answered, `limit_at` when to stop waiting. `writing`: Writing came; `told_at`: when Written
-    did. `sender` is the process that was told of our blocks; `lease_ends` is when its lease has ended at the latest,
-    known once we renew it no more.
+    for a ReceiveEnded; `unsafe`: it has had it, and waits for BlocksSafe. `end` is how a transfer that cannot succeed
+    any more will end. `retry_at` is when to repeat what was not answered, `limit_at` when to stop waiting.
+    `writing`: Writing came; `told_at`: when Written did. `sender` is the process that was told of our blocks;
+    `lease_ends` is when its lease has ended at the latest, known once we renew it no more.
     """
 
     key: Key
@@ -28,6 +28,7 @@ class Receiving:
     span: Span = NOTHING
     blocks: Blocks = ()
     holds: bool = False
+    unsafe: bool = False
     sender: Epoch | None = None
     seen: set[int] = field(default_factory=set)
     parts: int = 0

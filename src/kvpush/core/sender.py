@@ -233,6 +233,7 @@ class Sender:
             transfer = self._transfers[key]
             if transfer.state is not Send.DRAINING:
                 self._expire(transfer, now)
+            if transfer.drain_until is None or now < transfer.drain_until:
                 continue
             transfer.drain_until = None
             if transfer.caller is not None:
@@ -294,7 +295,9 @@ class Sender:
         self._say(transfer, Dropped(transfer.key))
 
     def _close(self, transfer: Sending, now: float) -> None:
-        transfer.drain_until = now + self._config.drain_s
+        """Writes have `drain_s` to stop, but never so long that the receiver may use their blocks again."""
+        fence = now if transfer.lease_until is None else transfer.lease_until + self._config.fence_s
+        transfer.drain_until = min(now + self._config.drain_s, fence)
         self._timers.arm(transfer.key, transfer.drain_until)
 
     def _drain(self, transfer: Sending, now: float) -> None:

@@ -68,14 +68,14 @@ class Sending:
 
     def deadline(self, config: ProtocolConfig) -> float | None:
         """When it is given up, unless something happens. A lease applies where something is held for the receiver.
-        When all is posted, writes that are nearly done are not given up for a heartbeat; when draining, they have a
-        time to stop; None before there is anything to hold."""
+        When all is posted, writes that are nearly done are not given up for a heartbeat, but before the receiver may
+        use their blocks again; when draining, they have a time to stop; None before there is anything to hold."""
         if self.state is Send.DRAINING:
             return self.drain_until
         if self.lease_until is None or self.state not in (Send.HELD, Send.WAITING, Send.WRITING):
             return None
         if self.all_posted:
-            return self.lease_until + config.drain_s
+            return self.lease_until + config.fence_s
         return min(self.lease_until, self.never_announced_at(config))
 
     def record(self) -> TransferRecord:
