@@ -90,6 +90,7 @@ async def rigged(
     prefill: Sequence[Script] = (good_prefill,),
     decode: Sequence[Script] = (good_decode,),
     ready: bool = True,
+    prefill_specs: Sequence[EngineSpec] = (),
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     """Stubs with these scripts, a router over them, ready to serve."""
@@ -104,7 +105,7 @@ async def rigged(
         ]
         config = RouterConfig(
             **{
-                "prefill": tuple(spec_of(stub, settings.get("connector")) for stub in prefills),
+                "prefill": (*prefill_specs, *(spec_of(stub, settings.get("connector")) for stub in prefills)),
                 "decode": tuple(EngineSpec(url=stub.url) for stub in decodes),
                 "port": 0,
                 "poll_s": 0.05,

@@ -5,10 +5,10 @@ import re
 from typing import Any
 
 import pytest
-from router.rig import rigged
-from router.stub import error_reply
+from router.rig import Rig, rigged, until_true
+from router.stub import error_reply, good_prefill, running_stub
 
-from kvpush.router.config import Connector
+from kvpush.router.config import Connector, EngineSpec
 
 TRANSFER_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -168,3 +168,18 @@ async def test_vllm_pull_keeps_many_prompts_on_one_engine() -> None:
         answer = await rig.post(prompt=["a", "b"])
     assert answer.path == "local"
     assert not rig.prefill.seen
+
+
+async def test_engine_with_broken_tls_is_named_in_the_refusal_and_reached_by_nobody() -> None:
+    async with running_stub(good_prefill) as plain:
+        spec = EngineSpec(url=plain.url.replace("http:", "https:"))
+        async with rigged(prefill=(), ready=False, prefill_specs=(spec,)) as rig:
+            await until_true(lambda: refused_for(rig, "SSL"))
+            answer = await rig.post()
+    assert answer.status == 503
+    assert spec.url in answer.json["error"]["message"]
+    assert not rig.decode.seen
+
+
+async def refused_for(rig: Rig, word: str) -> bool:
+    return word in str((await rig.get("/health")).json["problems"])

@@ -45,8 +45,10 @@ _FAULTY_STATUS = frozenset({500, 502, 503, 504})
 class LegFailed(KVPushError):
     """One leg of a request has failed; `answer` is what the client gets if nothing better comes."""
 
-    def __init__(self, role: EngineRole, engine: str, cause: Cause, answer: Answer) -> None:
-        super().__init__(f"{role} leg on {engine}: {cause}, status {answer.status}")
+    def __init__(self, role: EngineRole, engine: str, cause: Cause, answer: Answer, detail: str = "") -> None:
+        """`detail` says more than the answer's first 200 bytes would."""
+        said = detail or answer.body[:200].decode(errors="replace")
+        super().__init__(f"{role} leg on {engine} {cause} ({answer.status}): {said}")
         self.role = role
         self.engine = engine
         self.cause = cause
@@ -62,4 +64,4 @@ def broken_leg(role: EngineRole, engine: str, cause: Cause, detail: str) -> LegF
     """A leg that failed without an answer of its own: the client gets 502, or 504 for a time-out."""
     status = 504 if cause is Cause.TIMEOUT else 502
     answer = error_answer(status, f"The {role} engine failed: {detail}", "engine_error")
-    return LegFailed(role, engine, cause, answer)
+    return LegFailed(role, engine, cause, answer, detail)

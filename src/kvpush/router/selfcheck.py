@@ -76,7 +76,7 @@ class SelfCheck:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 problem = await self._move(prefill, decode)
         except LegFailed as failure:
-            problem = f"{failure}: {_text(failure)}"
+            problem = str(failure)
         except TimeoutError:
             problem = f"no answer within {REQUEST_TIMEOUT_S:g} s"
         if problem and self._results.get(pair) != problem:
@@ -102,7 +102,7 @@ class SelfCheck:
             if (_moved(decode) or 0.0) > before:
                 return ""
             await asyncio.sleep(0.1)
-        why = "; ".join(f"{failure}: {_text(failure)}" for failure in delivery.dispatch.failures)
+        why = "; ".join(map(str, delivery.dispatch.failures))
         return f"no KV moved, the decode engine computed the prompt itself. {why}".strip()
 
     async def _ask(self, prefill: Engine, decode: Engine) -> Delivery:
@@ -129,10 +129,6 @@ class SelfCheck:
 def _pair(prefill: Engine, decode: Engine) -> _Pair:
     """A restarted engine makes a new pair."""
     return (prefill.url, prefill.generation, decode.url, decode.generation)
-
-
-def _text(failure: LegFailed) -> str:
-    return failure.answer.body.decode(errors="replace")[:300]
 
 
 def _moved(decode: Engine) -> float | None:
