@@ -1,26 +1,50 @@
 """What of a transfer can be written next, and how: pure functions of its record."""
 
 from math import lcm
+from typing import NamedTuple
 
-from kvpush.core.layout import Layout, Span
-from kvpush.core.planner import Plan, plan
+from kvpush.core.front import Front, Patch
+from kvpush.core.layout import Layers, Layout
+from kvpush.core.planner import Plan, empty_plan, plan
 from kvpush.core.sending import Sending
 
 
-def next_chunk(transfer: Sending, ours: Layout) -> Span:
-    """The tokens that are final, registered and not posted yet; may be empty, or even end before it starts.
+class Writes(NamedTuple):
+    """What to post now, and what will have been posted then."""
 
-    Up to the end when all of it is final; before that, only blocks that are whole on both sides.
+    plans: tuple[Plan, ...]
+    front: Front
+
+
+def next_writes(transfer: Sending, ours: Layout) -> Writes:
+    """The writes of all that is final, registered and not posted yet; none when nothing new is.
+
+    A prompt that was complete when it was posted, but not pinned, needs one more without any data: only when its blocks
+    cannot be used for anything else any more may the receiver be told that it has everything. Raises
+    `ValueError` when the prompt is shorter than the span, or the blocks do not hold what they should.
     """
+    if transfer.pinned and transfer.final.tokens < transfer.span.end:
+        raise ValueError(f"the prompt has {transfer.final.tokens} tokens here, {transfer.span.end} were asked for")
+    front = writable(transfer, ours)
+    patches = transfer.posted.patches_to(front, len(ours.layers))
+    plans = tuple(plan_patch(transfer, patch, ours) for patch in patches)
+    complete = front.tokens >= transfer.span.end and transfer.pinned and not transfer.committed
+    return Writes(plans or (empty_plan(),) if complete else plans, front)
+
+
+def writable(transfer: Sending, ours: Layout) -> Front:
+    """How far the writes may go: up to the end of the span where all of it is final; before that, only blocks that
+    are whole on both sides. Never less than what the span begins with."""
     assert transfer.caller is not None
-    if transfer.tokens >= transfer.span.end:
-        return Span(transfer.covered, transfer.span.end)
+    start, end = transfer.span.start, transfer.span.end
     sizes = [group.block_size for layout in (ours, transfer.caller.layout) for group in layout.groups]
-    return Span(transfer.covered, transfer.tokens - transfer.tokens % lcm(*sizes))
+    whole = lcm(*sizes)
+    return transfer.final.each(lambda tokens: max(start, end if tokens >= end else tokens - tokens % whole))
 
 
-def plan_chunk(transfer: Sending, chunk: Span, ours: Layout) -> Plan:
-    """How to copy a chunk into the receiver's blocks. Raises `ValueError` when the blocks do not hold it."""
+def plan_patch(transfer: Sending, patch: Patch, ours: Layout) -> Plan:
+    """How to copy a patch into the receiver's blocks. Raises `ValueError` when the blocks do not hold it."""
     assert transfer.caller is not None
     theirs = transfer.caller.layout
-    return plan(chunk, ours, transfer.blocks, 0, theirs, transfer.remote_blocks, transfer.span.start)
+    start, layers = transfer.span.start, None if patch.layers == Layers(0, len(ours.layers)) else patch.layers
+    return plan(patch.span, ours, transfer.blocks, 0, theirs, transfer.remote_blocks, start, layers)

@@ -50,8 +50,9 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
 class Final(msgspec.Struct, frozen=True, tag=True):
     """Sender: the tokens [0, `tokens`) are final on the device (R13) in `blocks` (from token 0 on).
 
-    `last`: the prompt is complete, and the blocks stay pinned until `SourceFree`. Earlier calls
-    (`last=False`, chunked prefill) only ever grow `tokens`.
+    `last`: the prompt is complete, and the blocks stay pinned until `SourceFree`. Earlier calls (`last=False`) only
+    ever grow `tokens`; their blocks are not pinned (see `Retract`). `layers`: how many layers, from the first on,
+    this is true of; None is all of them.
     """
 
     key: Key
@@ -59,6 +60,16 @@ class Final(msgspec.Struct, frozen=True, tag=True):
     tokens: int
     blocks: Blocks
     last: bool = True
+    layers: int | None = None
+
+
+class Retract(msgspec.Struct, frozen=True, tag=True):
+    """Sender: the blocks of this request's `Final(last=False)` commands are being used for something else (it was
+    preempted), and may have been since before this command. What was written of them is written again once it is
+    final again, and until then the receiver is not told that it has everything."""
+
+    key: Key
+    request_id: RequestId
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag=True):
@@ -74,4 +85,4 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Both: fail or finish every transfer explicitly, then report `Stopped`."""
 
 
-Command = Expect | Receive | Abort | Announce | Final | Withdraw | Stop
+Command = Expect | Receive | Abort | Announce | Final | Retract | Withdraw | Stop

@@ -18,6 +18,7 @@ from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from itertools import pairwise
 from operator import itemgetter
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,6 +38,13 @@ class Kind(StrEnum):
     VALUE = "v"
     LATENT = "latent"
     PAIR = "kv"  # a head's key and value side by side, as one
+
+
+class Layers(NamedTuple):
+    """The layers [`first`, `last`) of a layout, in the order of its planes."""
+
+    first: int
+    last: int
 
 
 class Region(msgspec.Struct, frozen=True, array_like=True):
@@ -93,6 +101,16 @@ class Layout(msgspec.Struct, frozen=True):
     def heads(self) -> int:
         """KV heads this rank holds."""
         return self.head_end - self.head_start
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the layers, in the order of the planes."""
+        return tuple(dict.fromkeys(plane.layer for plane in self.planes))
+
+    def planes_of(self, layers: Layers) -> tuple[Plane, ...]:
+        """The planes of some layers."""
+        names = set(self.layers[layers.first : layers.last])
+        return tuple(plane for plane in self.planes if plane.layer in names)
 
     @property
     def token_bytes(self) -> int:

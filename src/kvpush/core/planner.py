@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpush.core.layout import Blocks, Layout, Plane, Span
+from kvpush.core.layout import Blocks, Layers, Layout, Plane, Span
 from kvpush.core.runs import Array, Runs, Seams, concatenate, merge
 
 
@@ -43,6 +43,11 @@ class Plan:
         return int(self.nbytes.sum())
 
 
+def empty_plan() -> Plan:
+    """Nothing to copy."""
+    return Plan(*Runs.empty())
+
+
 def plan(
     span: Span,
     local: Layout,
@@ -51,6 +56,7 @@ def plan(
     remote: Layout,
     remote_blocks: Blocks,
     remote_start: int,
+    layers: Layers | None = None,
 ) -> Plan:
     """Descriptors that copy tokens `span` from `local_blocks` to `remote_blocks`.
 
@@ -61,11 +67,13 @@ def plan(
     Exactly the span is copied, with one exception: between blocks of the same size and inner order, a last
     block is copied to its end, which saves a run per head. Either side owns the rest of that block alone as
     long as the span ends where the prompt does, or at the end of a block.
+
+    `layers` limits the copy to some of the local layout's layers; None copies all.
     """
     if span.tokens < 0 or span.start < 0:
         raise ValueError(f"[{span.start}, {span.end}) is no span of tokens")
     parts = [Runs.empty()]
-    pair = _join(local, remote)
+    pair = _join(local, remote, layers)
     for index, group in enumerate(pair.groups):
         mine = _Table.of(local_blocks, index, local_start, group.local_size, local.groups[index].num_blocks)
         theirs = _Table.of(remote_blocks, index, remote_start, group.remote_size, remote.groups[index].num_blocks)
@@ -233,12 +241,12 @@ class _Pair(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _join(local: Layout, remote: Layout) -> _Pair:
+def _join(local: Layout, remote: Layout, layers: Layers | None) -> _Pair:
     theirs = {(plane.layer, plane.kind, plane.group): plane for plane in remote.planes}
     if len(local.planes) != len(theirs) or len(local.groups) != len(remote.groups):
         raise ValueError("the layouts have different layers or cache groups")
     pairs: list[_ByStrides] = [{} for _ in local.groups]
-    for plane in local.planes:
+    for plane in local.planes if layers is None else local.planes_of(layers):
         other = theirs.get((plane.layer, plane.kind, plane.group))
         if other is None:
             raise ValueError(f"the remote layout has no {plane.kind} of {plane.layer} in group {plane.group}")

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterable
 
-from kvpush.core.chunks import next_chunk, plan_chunk
-from kvpush.core.commands import Announce, Final, Withdraw
+from kvpush.core.chunks import next_writes
+from kvpush.core.commands import Announce, Final, Retract, Withdraw
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.effects import Post
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from kvpush.core.events import Ended, Outcome, SourceFree
+from kvpush.core.front import Front
 from kvpush.core.ids import Epoch, Key, OpId, RequestId
 from kvpush.core.inbound import Caller
-from kvpush.core.layout import Layout, Span, check_blocks
+from kvpush.core.layout import Layout, check_blocks
 from kvpush.core.messages import (
     Accepted,
     Beat,
@@ -72,14 +73,25 @@ class Sender:
             self._free_late(command.key, command.request_id, free=command.last)
             return
         transfer = self._mine(command.key, command.request_id, now)
-        if command.tokens < transfer.tokens:
-            raise LocalProtocolError(f"{command.key}: final tokens went from {transfer.tokens} to {command.tokens}")
+        final = transfer.final.grown(command.tokens, command.layers)
         self._identify(transfer, command.request_id, "final", now)
-        transfer.tokens, transfer.blocks = command.tokens, command.blocks
+        transfer.at["final"] = now
+        transfer.final, transfer.blocks = final, command.blocks
         transfer.pinned = transfer.pinned or command.last
         if transfer.caller is None:
             self._hold(transfer, now)
         self._step(transfer, SendInput.FINAL, now)
+
+    def retract(self, command: Retract, now: float) -> None:
+        """The blocks of a request that was preempted are in other use. Those of a complete prompt are pinned."""
+        transfer = self._transfers.get(command.key)
+        if transfer is None:
+            return
+        self._mine(command.key, command.request_id, now)
+        if transfer.pinned:
+            raise LocalProtocolError(f"{command.key}: the prompt is complete, its blocks are not to be used again")
+        self._step(transfer, SendInput.RETRACT, now)
+        transfer.retract()
 
     def withdraw(self, command: Withdraw, now: float) -> None:
         """The request ends without delivering."""
@@ -132,7 +144,7 @@ class Sender:
         transfer = self._transfer(message.key, now)
         if transfer.caller is None:
             transfer.caller, transfer.span, transfer.remote_blocks = caller, message.span, message.blocks
-            transfer.covered = message.span.start
+            transfer.posted = Front.flat(message.span.start)
             transfer.at["registered"] = now
             self._hold(transfer, min(message.echo, now))
         self._renew(transfer, min(message.echo, now))
@@ -210,6 +222,7 @@ class Sender:
             return
         transfer = self._transfers[key]
         transfer.ops.discard(op)
+        transfer.torn.discard(op)
         if error:
             self._end_with(transfer, Outcome.FAILED, Reason.TRANSPORT, error)
             self._step(transfer, SendInput.WRITE_FAILED, now)
@@ -217,7 +230,7 @@ class Sender:
             return
         if transfer.state is Send.DRAINING:
             self._step(transfer, SendInput.STOPPED, now)
-        elif transfer.state is Send.WRITING and transfer.all_posted:
+        elif transfer.state is Send.WRITING and transfer.committed:
             transfer.at["written"] = now
             self._end_with(transfer, Outcome.DELIVERED, Reason.OK, "")
             self._step(transfer, SendInput.COMPLETE, now)
@@ -331,48 +344,40 @@ class Sender:
 
     # writing --------------------------------------------------------------------------------------------
     def _advance(self, transfer: Sending, now: float) -> None:
-        """Write what is both final and registered, if anything new is. A registration may come so late that its
-        lease has ended already: it expires with the next tick."""
-        assert transfer.caller is not None
-        if not transfer.may_post(now):
-            return
-        if transfer.pinned and transfer.tokens < transfer.span.end:
-            self._refuse_span(transfer, now)
-            return
-        chunk = next_chunk(transfer, self._layout)
-        if chunk.tokens <= 0:
+        """Write what is both final and registered, if anything new is, and nothing of it is being written from other
+        blocks. A registration may come so late that its lease has ended already: it expires with the next tick."""
+        if not transfer.may_post(now) or transfer.torn:
             return
         try:
-            copy = plan_chunk(transfer, chunk, self._layout)
+            ready = next_writes(transfer, self._layout)
         except ValueError as error:
             self._end_with(transfer, Outcome.FAILED, Reason.SPAN_NOT_COVERED, str(error))
             self._step(transfer, SendInput.WITHDRAW, now)
             return
-        self._post(transfer, chunk, copy, now)
+        transfer.posted = ready.front
+        total = transfer.parts + len(ready.plans) if transfer.all_posted and transfer.pinned else 0
+        transfer.committed = bool(total)
+        for copy in ready.plans:
+            self._post(transfer, copy, total, now)
 
     def may_post(self, op: OpId, now: float) -> bool:
         """Whether an operation that has waited to be posted may still be (R2)."""
         transfer = self._transfers.get(self._ops[op]) if op in self._ops else None
         return transfer is not None and transfer.may_post(now)
 
-    def _refuse_span(self, transfer: Sending, now: float) -> None:
-        detail = f"the prompt has {transfer.tokens} tokens here, {transfer.span.end} were asked for"
-        self._end_with(transfer, Outcome.FAILED, Reason.SPAN_NOT_COVERED, detail)
-        self._step(transfer, SendInput.WITHDRAW, now)
-
-    def _post(self, transfer: Sending, chunk: Span, copy: Plan, now: float) -> None:
+    def _post(self, transfer: Sending, copy: Plan, total: int, now: float) -> None:
+        """`total`: how many parts the transfer has, 0 while more may come."""
         assert transfer.caller is not None
         self._last_op += 1
         op = OpId(self._last_op)
         transfer.ops.add(op)
         self._ops[op] = transfer.key
-        transfer.covered = chunk.end
         transfer.parts += 1
         transfer.nbytes += copy.total_bytes
         transfer.descriptors += copy.descriptors
-        transfer.at.setdefault("posted", now)
-        parts = transfer.parts if transfer.all_posted else 0
-        notice = encode_notice(transfer.caller.epoch, transfer.key, transfer.parts - 1, parts)
+        transfer.at.setdefault("first_posted", now)
+        transfer.at["posted"] = now
+        notice = encode_notice(transfer.caller.epoch, transfer.key, transfer.parts - 1, total)
         self._say(transfer, Writing(transfer.key))
         self._outbox.effect(Post(op, transfer.caller.name, copy, notice))
         self._step(transfer, SendInput.POST, now)

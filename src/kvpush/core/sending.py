@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import Reason
 from kvpush.core.events import Outcome, Role, TransferRecord
+from kvpush.core.front import NOWHERE, Front
 from kvpush.core.ids import Key, OpId, RequestId
 from kvpush.core.inbound import Caller
 from kvpush.core.layout import NOTHING, Blocks, Span
@@ -20,8 +21,10 @@ Ending = tuple[Outcome, Reason, str]
 class Sending:
     """One transfer at its sender.
 
-    `tokens` are final in `blocks`; the positions up to `covered` have been posted, in `parts` writes, of which
-    `ops` are still in flight. `pinned`: our engine waits for a SourceFree. `end` is how a transfer that is
+    `final` is final in `blocks`, and `posted` has been posted, in `parts` writes, of which `ops` are still in flight;
+    `torn` are those that may have read blocks in other use: what they carried is posted again when they have stopped.
+    `pinned`: the prompt is complete, and our engine waits for a SourceFree; `committed`: the receiver learns how many
+    parts there are, and with the last of them that it has everything. `end` is how a transfer that is
     draining will end, `drain_until` when its writes should have stopped; `cancelled` whether the receiver waits for
     Drained rather than Failed.
     """
@@ -30,15 +33,17 @@ class Sending:
     began: float
     state: Send = Send.NEW
     request_id: RequestId | None = None
-    tokens: int = 0
+    final: Front = NOWHERE
     blocks: Blocks = ()
     pinned: bool = False
     caller: Caller | None = None
     span: Span = NOTHING
     remote_blocks: Blocks = ()
-    covered: int = 0
+    posted: Front = NOWHERE
     parts: int = 0
+    committed: bool = False
     ops: set[OpId] = field(default_factory=set)
+    torn: set[OpId] = field(default_factory=set)
     lease_until: float | None = None
     drain_until: float | None = None
     end: Ending | None = None
@@ -50,7 +55,7 @@ class Sending:
     @property
     def all_posted(self) -> bool:
         """Whether the whole span has been posted."""
-        return self.caller is not None and self.covered >= self.span.end
+        return self.caller is not None and self.posted.tokens >= self.span.end
 
     @property
     def ending(self) -> Ending:
@@ -61,6 +66,12 @@ class Sending:
         """Whether a write may be posted now (R2)."""
         writable = self.state in (Send.WAITING, Send.WRITING)
         return writable and self.lease_until is not None and now < self.lease_until
+
+    def retract(self) -> None:
+        """Nothing is final any more, and nothing that was posted counts."""
+        self.final, self.blocks = NOWHERE, ()
+        self.posted = Front.flat(self.span.start)
+        self.torn = set(self.ops)
 
     def never_announced_at(self, config: ProtocolConfig) -> float:
         """When to stop waiting for our own engine to hear of it."""

@@ -37,6 +37,7 @@ class SendInput(StrEnum):
     POST = "post"  # there is something to write and it is being posted
     PAUSE = "pause"  # the last write in flight is done, and more is to come
     COMPLETE = "complete"  # the last write of the span is done
+    RETRACT = "retract"  # what was final is no more
     WRITE_FAILED = "write_failed"
     STOPPED = "stopped"  # nothing is in flight any more
     CANCEL = "cancel"
@@ -67,16 +68,19 @@ SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.NEW, H.CANCEL): (S.RETIRED, (A.DROP, A.RETIRE)),
     (S.NEW, H.WITHDRAW): (S.RETIRED, (A.RETIRE,)),
     (S.ANNOUNCED, H.FINAL): (S.HELD, ()),
+    (S.ANNOUNCED, H.RETRACT): (S.ANNOUNCED, ()),
     (S.ANNOUNCED, H.REGISTER): (S.WAITING, (A.ACCEPT,)),
     (S.ANNOUNCED, H.CANCEL): (S.RETIRED, (A.DROP, A.RETIRE)),
     (S.ANNOUNCED, H.WITHDRAW): (S.RETIRED, (A.RETIRE,)),
     (S.HELD, H.FINAL): (S.HELD, ()),
+    (S.HELD, H.RETRACT): (S.HELD, ()),
     (S.HELD, H.REGISTER): (S.WAITING, (A.ACCEPT, A.ADVANCE)),
     (S.HELD, H.CANCEL): (S.RETIRED, (A.DROP, A.RETIRE)),
     (S.HELD, H.WITHDRAW): (S.RETIRED, (A.RETIRE,)),
     (S.HELD, H.EXPIRE): (S.RETIRED, (A.RETIRE,)),
     (S.WAITING, H.ANNOUNCE): (S.WAITING, ()),
     (S.WAITING, H.FINAL): (S.WAITING, (A.ADVANCE,)),
+    (S.WAITING, H.RETRACT): (S.WAITING, ()),
     (S.WAITING, H.REGISTER): (S.WAITING, (A.ACCEPT,)),
     (S.WAITING, H.POST): (S.WRITING, ()),
     (S.WAITING, H.CANCEL): (S.RETIRED, (A.DROP, A.RETIRE)),
@@ -85,9 +89,10 @@ SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.WAITING, H.PEER_LOST): (S.RETIRED, (A.RETIRE,)),
     (S.WRITING, H.ANNOUNCE): (S.WRITING, ()),
     (S.WRITING, H.FINAL): (S.WRITING, (A.ADVANCE,)),
+    (S.WRITING, H.RETRACT): (S.WRITING, ()),
     (S.WRITING, H.REGISTER): (S.WRITING, (A.ACCEPT,)),
     (S.WRITING, H.POST): (S.WRITING, ()),
-    (S.WRITING, H.PAUSE): (S.WAITING, ()),
+    (S.WRITING, H.PAUSE): (S.WAITING, (A.ADVANCE,)),
     (S.WRITING, H.COMPLETE): (S.RETIRED, (A.HINT, A.RETIRE)),
     (S.WRITING, H.WRITE_FAILED): (S.DRAINING, (A.CLOSE,)),
     (S.WRITING, H.CANCEL): (S.DRAINING, (A.CLOSE, A.DRAIN)),
@@ -96,6 +101,7 @@ SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.WRITING, H.PEER_LOST): (S.DRAINING, (A.CLOSE,)),
     (S.DRAINING, H.ANNOUNCE): (S.DRAINING, ()),
     (S.DRAINING, H.FINAL): (S.DRAINING, ()),
+    (S.DRAINING, H.RETRACT): (S.DRAINING, ()),
     (S.DRAINING, H.REGISTER): (S.DRAINING, ()),
     (S.DRAINING, H.WRITE_FAILED): (S.DRAINING, ()),
     (S.DRAINING, H.STOPPED): (S.RETIRED, (A.TELL, A.RETIRE)),
