@@ -4,6 +4,10 @@ Each turn does a bounded amount of work: at most so many commands and frames, an
 A post may take tens of milliseconds (a same-host transport copies inside it), so a long list of them is carried out
 over several turns, with frames and completions in between.
 
+The thread may have been stopped anywhere for any time (SIGSTOP, a debugger, a suspended machine), while writes move
+bytes in posts and polls only. So right before each of these, time is let pass and lost peers are removed: a write whose
+lease ended in the meantime moves no more, but for the one call in which the thread was stopped.
+
 One input that finds a bug ends neither the turn nor the thread: the traceback is logged and the loop goes on.
 """
 
@@ -143,6 +147,7 @@ class Driver:
                     self._guard(self._endpoint.link_refused, link, self._clock())
 
     def _take_completions(self) -> None:
+        self._fence()
         if self._poll_wait_s(self._clock()) is not None:
             for happened in self._transport.poll():
                 self._pace.happened(self._clock())
@@ -153,6 +158,14 @@ class Driver:
             self._endpoint.op_finished(happened.op, happened.error, self._clock())
         else:
             self._endpoint.notice_received(happened.notice, self._clock())
+
+    def _fence(self) -> None:
+        """Let time pass, and close the way to lost peers before whatever else waits to be carried out."""
+        self._endpoint.tick(self._clock())
+        self._effects.extend(self._endpoint.take_effects())
+        for effect in self._effects:
+            if isinstance(effect, RemovePeer):  # stays in its place too: the peer may be about to be added
+                self._guard(self._transport.remove_peer, effect.peer)
 
     def _pass_time(self) -> None:
         self._endpoint.tick(self._clock())
@@ -197,6 +210,7 @@ class Driver:
                 self._channel.close_link(link)
 
     def _post(self, post: Post) -> None:
+        self._fence()
         if not self._endpoint.may_post(post.op, self._clock()):
             self._endpoint.op_finished(post.op, "its transfer ended before it was posted", self._clock())
             return
