@@ -20,8 +20,8 @@ def pair(tiny: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.Fi
     """A prefill and a decode engine. A test module may parametrize it with two `EngineConfig` changes."""
     prefill, decode = getattr(request, "param", ({}, {}))
     configs = (
-        EngineConfig(name="prefill", model=tiny, role="kv_producer", extra={"port": 0}, **prefill),
-        EngineConfig(name="decode", model=tiny, role="kv_consumer", extra={"port": 0}, **decode),
+        EngineConfig(name="prefill", model=tiny, role="kv_producer", **{"extra": {"port": 0}, **prefill}),
+        EngineConfig(name="decode", model=tiny, role="kv_consumer", **{"extra": {"port": 0}, **decode}),
     )
     with running(tmp_path_factory.mktemp("engines"), *configs) as (first, second):
         yield Pair(first, second)
