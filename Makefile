@@ -2,9 +2,10 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-long lint types clean
+.PHONY: help setup demo test check test-long soak lint types clean
 
 PYTHON ?= python3
+MINUTES ?= 20
 BIN := .venv/bin
 READY := .venv/.ready
 export HF_HUB_OFFLINE := 1
@@ -26,6 +27,9 @@ check: lint types ## Lint, types and the fast tests
 
 test-long: $(READY) ## The tests that take longer than a CI run may
 	$(BIN)/pytest -m long --timeout 3600
+
+soak: $(READY) ## Mixed traffic with kills for MINUTES=20, every text verified
+	$(BIN)/kvpush bench soak --minutes $(MINUTES)
 
 lint: $(READY)
 	$(BIN)/ruff check
