@@ -6,7 +6,7 @@ from collections.abc import Callable
 import psutil
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Poll `condition` until it holds; fail when it does not in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():

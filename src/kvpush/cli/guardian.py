@@ -71,22 +71,22 @@ def _wait_for_end(child: subprocess.Popen[bytes], stop: socket.socket) -> None:
 def _end(child: subprocess.Popen[bytes], grace_s: float) -> None:
     """Leave nothing of the command: politely for `grace_s`, then by force."""
     deadline = time.monotonic() + grace_s
-    if child.poll() is None:
-        child.terminate()
-        _wait_until(child, deadline)
+    _end_command(child, deadline)  # and reap it here, so that its status is not taken with the orphans' below
     _signal_all(_descendants(), signal.SIGTERM)
     psutil.wait_procs(_descendants(), timeout=max(0.0, deadline - time.monotonic()))
     while left := _descendants():
         _signal_all(left, signal.SIGKILL)
         psutil.wait_procs(left, timeout=1.0)
-    child.wait()
 
 
-def _wait_until(child: subprocess.Popen[bytes], deadline: float) -> None:
+def _end_command(child: subprocess.Popen[bytes], deadline: float) -> None:
+    if child.poll() is None:
+        child.terminate()
     try:
         child.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         child.kill()
+        child.wait()
 
 
 def _descendants() -> list[psutil.Process]:
