@@ -1,5 +1,6 @@
 """What of a transfer can be written next, and how: pure functions of its record."""
 
+from functools import lru_cache
 from math import lcm
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ def next_writes(transfer: Sending, ours: Layout) -> Writes:
     if transfer.pinned and transfer.final.tokens < transfer.span.end:
         raise ValueError(f"the prompt has {transfer.final.tokens} tokens here, {transfer.span.end} were asked for")
     front = writable(transfer, ours)
-    patches = transfer.posted.patches_to(front, len(ours.layers))
+    patches = transfer.posted.patches_to(front, _layer_count(ours))
     plans = tuple(plan_patch(transfer, patch, ours) for patch in patches)
     complete = front.tokens >= transfer.span.end and transfer.pinned and not transfer.committed
     return Writes(plans or (empty_plan(),) if complete else plans, front)
@@ -46,5 +47,10 @@ def plan_patch(transfer: Sending, patch: Patch, ours: Layout) -> Plan:
     """How to copy a patch into the receiver's blocks. Raises `ValueError` when the blocks do not hold it."""
     assert transfer.caller is not None
     theirs = transfer.caller.layout
-    start, layers = transfer.span.start, None if patch.layers == Layers(0, len(ours.layers)) else patch.layers
+    start, layers = transfer.span.start, None if patch.layers == Layers(0, _layer_count(ours)) else patch.layers
     return plan(patch.span, ours, transfer.blocks, 0, theirs, transfer.remote_blocks, start, layers)
+
+
+@lru_cache(maxsize=16)
+def _layer_count(layout: Layout) -> int:
+    return len(layout.layers)

@@ -20,6 +20,7 @@ from kvpush.sim.memory import KVMemory, Tensor
 from kvpush.sim.model import SimModel
 from kvpush.sim.settings import ALONE, SimSettings
 from kvpush.sim.steplog import StepLog
+from kvpush.vllm.device import simulate
 
 
 class SimBackend(CPUAttentionBackend):
@@ -92,6 +93,7 @@ class SimModelRunner(CPUModelRunner):
         self._log = StepLog(self._settings.steps_file(transfer.engine_id if transfer else ALONE))
         self._stream = Stream(model, self._log.step_finished)
         device.set_current_stream(self._stream)
+        simulate(self._stream.record_event)
         return caches
 
     def execute_model(self, scheduler_output: Any, intermediate_tensors: Any = None) -> ModelRunnerOutput | None:

@@ -36,7 +36,7 @@ from kvpush.vllm.metadata import RankAddress, StepCommands
 from kvpush.vllm.metrics import EngineMetrics, EngineStats
 from kvpush.vllm.ranks import engine_group, ranks_per_engine
 from kvpush.vllm.scheduler_side import SchedulerSide
-from kvpush.vllm.settings import read_settings
+from kvpush.vllm.settings import Push, read_settings
 from kvpush.vllm.worker_side import WorkerSide
 
 if TYPE_CHECKING:
@@ -61,14 +61,15 @@ class KVPushConnector(KVConnectorBase_V1):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._stats = EngineStats()
+        push = _choose_push(settings.push, vllm_config)
         self._address = settings.address(engine_group(vllm_config), 0, ranks_per_engine(vllm_config))
         if role is KVConnectorRole.SCHEDULER:
             _check_supported(vllm_config)
             _warn_of_lost_capacity(kv_cache_config)
             sizes = tuple(group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)
-            self._scheduler = SchedulerSide(transfer, sizes, self._stats.refuse)
+            self._scheduler = SchedulerSide(transfer, sizes, push, self._stats.refuse)
         else:
-            self._worker = WorkerSide(vllm_config, kv_cache_config, settings, self._stats.add)
+            self._worker = WorkerSide(vllm_config, kv_cache_config, settings, push, self._stats.add)
 
     # both sides -----------------------------------------------------------------------------------------
     def shutdown(self) -> None:
@@ -113,7 +114,8 @@ class KVPushConnector(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """The commands that ride on this step."""
-        return StepCommands(self._scheduling.take_commands())
+        finals = self._scheduling.step(scheduler_output)
+        return StepCommands(self._scheduling.take_commands(), finals)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Called before the scheduler acts on what the workers report."""
@@ -121,8 +123,8 @@ class KVPushConnector(KVConnectorBase_V1):
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request is done; keep its blocks if they are to be sent."""
-        key = self._scheduling.request_finished(request, (block_ids,))
-        return (False, None) if key is None else (True, self._params_for_receiver(key))
+        handover = self._scheduling.request_finished(request, (block_ids,))
+        return (False, None) if handover is None else (handover.keep, self._params_for_receiver(handover.key))
 
     def _params_for_receiver(self, key: Key) -> dict[str, Any]:
         """For routers that run the legs one after the other and pass these on."""
@@ -136,7 +138,7 @@ class KVPushConnector(KVConnectorBase_V1):
 
     def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
         """The scheduler's block pool exists."""
-        self._scheduling.quarantine.bind(gpu_block_pool)
+        self._scheduling.bind(gpu_block_pool)
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
@@ -162,7 +164,7 @@ class KVPushConnector(KVConnectorBase_V1):
         """A step begins; its commands are passed on before its forward pass is launched."""
         super().bind_connector_metadata(connector_metadata)
         if isinstance(connector_metadata, StepCommands):
-            self._working.submit(connector_metadata.commands)
+            self._working.begin_step(connector_metadata)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """What has ended since the last step."""
@@ -179,10 +181,13 @@ class KVPushConnector(KVConnectorBase_V1):
         """Nothing: a request is scheduled only when all of its layers are there."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing: whole prompts are sent when they are final."""
+        """A layer has been launched: it may be worth to send some layers ahead of the rest."""
+        self._working.layer_launched(layer_name)
 
     def wait_for_save(self) -> None:
-        """Nothing: the source blocks stay pinned until they are reported as sent."""
+        """The forward pass has been launched: what it makes final is sent when the device is done with it. Waits for
+        nothing."""
+        self._working.forward_launched()
 
     # which side -----------------------------------------------------------------------------------------
     @property
@@ -201,6 +206,11 @@ def _check_supported(config: VllmConfig) -> None:
     for field in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, field, 1) > 1:
             raise ConfigError(field, "spreads a block's tokens over ranks, which kvpush cannot follow", "Set it to 1.")
+
+
+def _choose_push(wanted: Push, config: VllmConfig) -> Push:
+    """Draft layers are computed after the forward pass, and again when their draft is refused."""
+    return wanted if config.speculative_config is None else Push.WHOLE
 
 
 def _warn_of_lost_capacity(cache_config: KVCacheConfig) -> None:

@@ -1,5 +1,7 @@
 """A scheduler's command as one worker rank must see it: its own blocks, and the peer's rank of its number."""
 
+from typing import TypeVar
+
 from msgspec.structs import replace
 
 from kvpush.core.commands import Command, Expect, Final, Receive
@@ -8,8 +10,10 @@ from kvpush.core.layout import Span
 from kvpush.vllm.layouts import CacheLayout
 from kvpush.vllm.ranks import Rank
 
+_C = TypeVar("_C", bound=Command)
 
-def localize(command: Command, rank: Rank, cache: CacheLayout) -> Command:
+
+def localize(command: _C, rank: Rank, cache: CacheLayout) -> _C:
     """The command with its target's address and its block ids as this rank counts them."""
     if isinstance(command, Expect):
         return replace(command, target=_paired(command.target, rank))

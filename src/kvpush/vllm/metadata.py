@@ -4,7 +4,7 @@ Commands ride from the scheduler's process to each rank on the metadata of a ste
 were given; each rank's address comes back once, at the start.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -14,13 +14,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvpush.core.commands import Command
 from kvpush.core.ids import Address
+from kvpush.vllm.step_push import StepFinals
 
 
 @dataclass(frozen=True)
 class StepCommands(KVConnectorMetadata):
-    """What every rank's transfer thread is asked, since the last step."""
+    """What every rank's transfer thread is asked, since the last step, and what this step makes final."""
 
     commands: tuple[Command, ...] = ()
+    finals: StepFinals = field(default_factory=StepFinals)
 
 
 @dataclass(frozen=True)

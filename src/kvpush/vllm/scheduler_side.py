@@ -7,8 +7,7 @@ it knows each id.
 R12 (quiet destination) rests on vLLM: blocks that a step in flight may still write to are kept out of the free
 pool while steps overlap and the engine may receive (`defer_block_free`, for `kv_consumer` and `kv_both` alike), and
 without overlap no step is in flight when blocks are allocated. So an engine that is `kv_producer` only must
-never receive, and requests that ask it to are computed there. R13 (final source): a request finishes when its
-last sampled token has come back from the device, so every step that wrote its prompt has completed.
+never receive, and requests that ask it to are computed there. R13 (final source): see sending_side.py.
 """
 
 import logging
@@ -17,29 +16,28 @@ from enum import Enum, auto
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
-from kvpush.core.commands import Abort, Announce, Command, Expect, Final, Receive, Withdraw
+from kvpush.core.commands import Abort, Command, Expect, Receive
 from kvpush.core.errors import ConfigError, Reason
 from kvpush.core.ids import Key, RequestId, Target
 from kvpush.core.layout import Blocks, Span
 from kvpush.core.params import ReceiveParams, SendParams, parse
+from kvpush.vllm.kept import KeptBlocks
 from kvpush.vllm.keys import sub_key
 from kvpush.vllm.metadata import QuarantineReport
-from kvpush.vllm.quarantine import Quarantine
+from kvpush.vllm.sending_side import Handover, SendingSide
+from kvpush.vllm.settings import Push
+from kvpush.vllm.step_push import StepFinals
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
 
 logger = logging.getLogger(__name__)
-
-_GOOD_ENDS = (
-    RequestStatus.FINISHED_LENGTH_CAPPED,
-    RequestStatus.FINISHED_STOPPED,
-    RequestStatus.FINISHED_REPETITION,
-)
 
 
 class _Stage(Enum):
@@ -64,22 +62,15 @@ class _Receiving:
         self.released = False  # vLLM has finished the request and waits for its blocks only
 
 
-class _Sending:
-    """A request whose prompt is computed for another engine."""
-
-    __slots__ = ("api_key", "key", "stage")
-
-    def __init__(self, key: Key, api_key: Key) -> None:
-        self.key = key
-        self.api_key = api_key
-        self.stage = _Stage.KNOWN
-
-
 class SchedulerSide:
     """vLLM's scheduler-side hooks for requests, and the commands that come of them."""
 
     def __init__(
-        self, transfer: "KVTransferConfig", block_sizes: tuple[int, ...], refused: Callable[[Reason], None]
+        self,
+        transfer: "KVTransferConfig",
+        block_sizes: tuple[int, ...],
+        push: Push,
+        refused: Callable[[Reason], None],
     ) -> None:
         """`block_sizes`: tokens per block of each cache group. `refused` counts requests with bad parameters."""
         self._may_send = bool(transfer.is_kv_producer)
@@ -87,29 +78,33 @@ class SchedulerSide:
         self._role = str(transfer.kv_role)
         self._block_sizes = block_sizes
         self._receiving: dict[str, _Receiving] = {}
-        self._sending: dict[str, _Sending] = {}
         self._commands: list[Command] = []
+        self._sending = SendingSide(push, block_sizes, lambda command: self._commands.append(command))
         self._refused = refused
-        self.quarantine = Quarantine()
+        self.quarantine = KeptBlocks()
+
+    def bind(self, pool: "BlockPool") -> None:
+        """vLLM's block pool exists."""
+        self.quarantine.bind(pool)
+        self._sending.pins.bind(pool)
 
     # requests -------------------------------------------------------------------------------------------
     def request_added(self, request: Request) -> None:
         """A request has arrived; one with parameters we cannot use goes on as if it had none."""
         try:
-            self._admit(request.request_id, request.kv_transfer_params)
+            self._admit(request)
         except ConfigError as error:
             self._refused(Reason.BAD_MESSAGE)
             logger.warning("request %s takes part in no transfer: %s", request.request_id, error)
 
-    def _admit(self, request_id: str, given: object) -> None:
-        params = parse(given)
+    def _admit(self, request: Request) -> None:
+        params, request_id = parse(request.kv_transfer_params), request.request_id
         if params is None:
             return
         key, name = sub_key(params.key, request_id), RequestId(request_id)
         self._check_role(params)
         if isinstance(params, SendParams):
-            self._sending[request_id] = _Sending(key, params.key)
-            self._commands.append(Announce(key, name))
+            self._sending.announce(request, key, params.key)
         else:
             self._receiving[request_id] = _Receiving(key, params.target)
             self._commands.append(Expect(key, name, params.target))
@@ -152,22 +147,14 @@ class SchedulerSide:
         record.stage, record.blocks = _Stage.MOVING, ids
         self._commands.append(Receive(record.key, RequestId(request.request_id), record.target, span, ids))
 
-    def request_finished(self, request: Request, blocks: tuple[list[int], ...]) -> Key | None:
-        """vLLM is done with a request. Returns the API request's key when the blocks must be kept until they are
-        reported as sent; None lets vLLM free them (unless they are still being received)."""
+    def step(self, output: "SchedulerOutput") -> StepFinals:
+        """A step has been scheduled: what it makes final of prompts that are to be sent."""
+        return self._sending.step(output)
+
+    def request_finished(self, request: Request, blocks: tuple[list[int], ...]) -> Handover | None:
+        """vLLM is done with a request. None lets vLLM free its blocks (unless they are still being received)."""
         self._end_receiving(request.request_id)
-        record = self._sending.get(request.request_id)
-        if record is None:
-            return None
-        if problem := _unsendable(request):
-            del self._sending[request.request_id]
-            self._commands.append(Withdraw(record.key, RequestId(request.request_id), *problem))
-            return None
-        tokens = int(request.num_prompt_tokens)
-        ids = tuple(tuple(group[: -(-tokens // size)]) for group, size in zip(blocks, self._block_sizes, strict=True))
-        record.stage = _Stage.MOVING
-        self._commands.append(Final(record.key, RequestId(request.request_id), tokens, ids))
-        return record.api_key
+        return self._sending.finished(request, blocks)
 
     def _end_receiving(self, request_id: str) -> None:
         record = self._receiving.get(request_id)
@@ -190,7 +177,7 @@ class SchedulerSide:
     def needs_step(self) -> bool:
         """Whether a step is needed though no request wants one: to carry commands to the workers, or to hear from
         them that quarantined blocks are safe."""
-        return bool(self._commands) or len(self.quarantine) > 0
+        return bool(self._commands) or len(self.quarantine) > 0 or self._sending.needs_step
 
     def filter_output(self, output: "KVConnectorOutput") -> None:
         """Leave in the worker's report only the requests that vLLM still waits for; what must not be reused yet
@@ -200,7 +187,7 @@ class SchedulerSide:
             self._update_quarantine(report)
         received = output.finished_recving or ()
         output.finished_recving = {name for name in received if self._received(name)}
-        output.finished_sending = {name for name in output.finished_sending or () if self._sent(name)}
+        output.finished_sending = {name for name in output.finished_sending or () if self._sending.sent(name)}
 
     def _update_quarantine(self, report: QuarantineReport) -> None:
         for name in report.kept:
@@ -219,13 +206,6 @@ class SchedulerSide:
             del self._receiving[request_id]
         return True
 
-    def _sent(self, request_id: str) -> bool:
-        record = self._sending.get(request_id)
-        if record is None or record.stage is not _Stage.MOVING:
-            return False
-        del self._sending[request_id]
-        return True
-
     @property
     def open_requests(self) -> int:
         """Requests with a record: 0 when nothing is going on."""
@@ -236,15 +216,3 @@ def _computes_itself(request: Request) -> bool:
     """Requests whose prompt this engine has to compute, whoever else has: it needs logits for all of it, it has
     been there before, or the prompt is not complete yet."""
     return bool(request.skip_reading_prefix_cache or request.num_preemptions or request.resumable)
-
-
-def _unsendable(request: Request) -> tuple[Reason, str] | None:
-    """Why a finished request has no prompt to send."""
-    if request.status == RequestStatus.FINISHED_ABORTED:
-        return Reason.PREFILL_ABORTED, "the prefill request was aborted"
-    if request.status not in _GOOD_ENDS:
-        return Reason.PREFILL_FAILED, f"the prefill request ended as {request.status}"
-    if request.num_computed_tokens < request.num_prompt_tokens:
-        had = f"{request.num_computed_tokens} of {request.num_prompt_tokens}"
-        return Reason.PREFILL_FAILED, f"the prefill request ended with {had} prompt tokens computed"
-    return None

@@ -9,6 +9,7 @@ stops the engine's start with an error that names it.
 import os
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,12 +28,21 @@ _T = TypeVar("_T")
 _NO_DESTINATIONS = ("", "0.0.0.0", "::", "*")
 
 
+class Push(StrEnum):
+    """When a prompt is handed to the transfer thread."""
+
+    WHOLE = "whole"  # when its request has finished
+    PROGRESSIVE = "progressive"  # chunk by chunk, each when its forward pass is done
+    LAYERWISE = "layerwise"  # and within a forward pass a few layers at a time, where it is long enough
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """One engine's settings.
 
     `host` is both listened on and told to peers. `port` is that of the engine's first rank; rank `r` of data
     parallel rank `d` listens on `port + d * ranks + r`; 0 picks free ones, which only the engine's own
-    answers can tell. `model` replaces the fingerprint by which engines decide whether they serve the same.
+    answers can tell. `switch_us`: see `ThreadConfig`.
+    `model` replaces the fingerprint by which engines decide whether they serve the same.
     """
 
     host: str
@@ -40,6 +50,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     secret: str = ""
     backends: tuple[str, ...] = ("UCX",)
     poll_us: int = 100
+    switch_us: int = 500
+    push: Push = Push.LAYERWISE
     model: str = ""
     protocol: ProtocolConfig = ProtocolConfig()
 
@@ -49,6 +61,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _require(0 <= self.port < 65536, "port", self.port, "Use 1 to 65535, or 0 to pick a free one.")
         _require(bool(self.backends), "backends", self.backends, "Name at least one NIXL backend, such as UCX.")
         _require(self.poll_us > 0, "poll_us", self.poll_us, "Set a positive number of microseconds.")
+        _require(0 <= self.switch_us <= 1_000_000, "switch_us", self.switch_us, "Use 0 (as it is) to 1000000.")
 
     def address(self, group: int, rank: int, ranks: int) -> Address:
         """Where rank `rank` of the `ranks` of data parallel rank `group` listens."""

@@ -8,23 +8,29 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from kvpush.core.commands import Command, Final, Receive
+from kvpush.core.commands import Command, Final, Receive, Withdraw
 from kvpush.core.events import BlocksSafe, Event, Outcome, ReceiveEnded, SourceFree
 from kvpush.core.ids import Address
+from kvpush.runtime.gate import Gate
 from kvpush.runtime.thread import ThreadConfig, TransferThread
 from kvpush.transport.base import Transport
 from kvpush.transport.nixl import NixlTransport
+from kvpush.vllm.device import recorder_for
 from kvpush.vllm.layouts import CacheLayout, read_layout
 from kvpush.vllm.localize import localize
-from kvpush.vllm.metadata import QuarantineReport
+from kvpush.vllm.metadata import QuarantineReport, StepCommands
 from kvpush.vllm.ranks import Rank, engine_group, engine_id
-from kvpush.vllm.settings import Settings
+from kvpush.vllm.settings import Push, Settings
+from kvpush.vllm.step_push import StepFinals, StepPush
+
+_C = TypeVar("_C", bound=Command)
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +46,7 @@ class _Owed:
         for command in commands:
             if isinstance(command, Receive):
                 self.received.add(command.request_id)
-            elif isinstance(command, Final) and command.last:
+            elif (isinstance(command, Final) and command.last) or isinstance(command, Withdraw):
                 self.sent.add(command.request_id)
 
 
@@ -52,16 +58,20 @@ class WorkerSide:
         config: VllmConfig,
         cache_config: KVCacheConfig,
         settings: Settings,
+        push: Push,
         on_event: Callable[[Event], None],
     ) -> None:
         """`on_event` sees every event once, for metrics and logs."""
         self._config = config
         self._cache_config = cache_config
         self._settings = settings
+        self._push = push
         self._on_event = on_event
         self._rank: Rank | None = None
         self._cache: CacheLayout | None = None
         self._thread: TransferThread | None = None
+        self._gate: Gate | None = None
+        self._step: StepPush | None = None
         self._owed = _Owed()
         self._quarantined: set[str] = set()
         self._kept: list[str] = []
@@ -82,24 +92,44 @@ class WorkerSide:
             protocol=self._settings.protocol,
             secret=self._settings.secret,
             poll_us=self._settings.poll_us,
+            switch_us=self._settings.switch_us,
         )
         thread = TransferThread(thread_config, cache.layout, self._make_transport)
         self.address = thread.start()
         self._rank, self._cache, self._thread = rank, cache, thread
+        self._gate = Gate(thread.submit, f"kvpush-gate-{thread_config.engine_id}")
+        device = next(iter(kv_caches.values())).device
+        self._step = StepPush(self._push, cache.layout, self._gate, recorder_for(device))
         logger.info("kvpush: rank %d of %s listens on %s", rank.index, thread_config.engine_id, self.address)
 
     def _make_transport(self) -> Transport:
         name = f"{engine_id(self._config)}/{secrets.token_hex(8)}"
         return NixlTransport(name, {backend: {} for backend in self._settings.backends})
 
-    def submit(self, commands: Iterable[Command]) -> None:
+    def begin_step(self, step: StepCommands) -> None:
         """Pass a step's commands on, before the step runs."""
-        if self._thread is None or self._rank is None or self._cache is None:
+        if self._gate is None or self._step is None:
             return
-        local = [localize(command, self._rank, self._cache) for command in commands]
-        if local:
-            self._owed.note(local)
-            self._thread.submit(local)
+        if commands := self._localized(step.commands):
+            self._gate.submit(commands)
+        self._step.begin(StepFinals(self._localized(step.finals.finals), step.finals.tokens))
+
+    def _localized(self, commands: tuple[_C, ...]) -> tuple[_C, ...]:
+        assert self._rank is not None
+        assert self._cache is not None
+        local = tuple(localize(command, self._rank, self._cache) for command in commands)
+        self._owed.note(local)
+        return local
+
+    def layer_launched(self, name: str) -> None:
+        """An attention layer of the running step has been launched."""
+        if self._step is not None:
+            self._step.layer_launched(name)
+
+    def forward_launched(self) -> None:
+        """The running step's forward pass has been launched."""
+        if self._step is not None:
+            self._step.launched()
 
     def results(self) -> KVConnectorTransferResults:
         """What has ended since the last call, each request once."""
@@ -154,5 +184,7 @@ class WorkerSide:
         thread, self._thread = self._thread, None
         if thread is None:
             return
+        if self._gate is not None:
+            self._gate.close()
         for event in thread.stop():
             self._on_event(event)

@@ -1,8 +1,12 @@
-"""Blocks that a late write may still reach, kept out of vLLM's free pool while their request goes on without them.
+"""Blocks kept out of vLLM's free pool by a reference of ours, whatever becomes of the request that they belong to.
 
-Owned by vLLM's engine thread. A receive whose sender has gone fails at once, but a write that was posted before
-cannot be called back (R1). Its blocks get a reference of ours, so that vLLM can free the request's own and recompute it
-elsewhere, or end it; ours goes when every rank says that nothing can arrive any more.
+Owned by vLLM's engine thread. There are two reasons:
+
+- *Quarantine.* A receive whose sender has gone fails at once, but a write that was posted before cannot be called back
+  (R1). Its blocks get a reference of ours, so that vLLM can free the request's own and recompute it elsewhere, or end
+  it; ours goes when every rank says that nothing can arrive any more.
+- *Pins.* A prompt that is written before its request has finished must not be overwritten meanwhile (R2), should the
+  request be preempted or aborted.
 """
 
 from collections.abc import Iterable
@@ -16,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Kept:
-    """The blocks of one receive; `ranks` is how many ranks have not released them."""
+    """The blocks of one request; `ranks` is how many ranks have not released them."""
 
     blocks: list["KVCacheBlock"]
     ranks: int = 1
 
 
-class Quarantine:
-    """All quarantined blocks of an engine, by the request that they were received for."""
+class KeptBlocks:
+    """The blocks that are kept for one reason, by request."""
 
     def __init__(self) -> None:
         self._pool: BlockPool | None = None
@@ -34,7 +38,7 @@ class Quarantine:
         self._pool = pool
 
     def keep(self, request_id: str, block_ids: Iterable[int]) -> None:
-        """One more rank cannot say yet that these are safe. Must be called before vLLM frees them."""
+        """Keep blocks, once more for each call. Must be called before vLLM frees them."""
         assert self._pool is not None, "vLLM has not bound its block pool"
         kept = self._kept.get(request_id)
         if kept is not None:
@@ -45,7 +49,7 @@ class Quarantine:
         self._kept[request_id] = _Kept(blocks)
 
     def release(self, request_id: str) -> None:
-        """One rank says that nothing will write to them any more."""
+        """Undo one `keep` of a request; nothing for requests that have none."""
         kept = self._kept.get(request_id)
         if kept is None:
             return
