@@ -1,4 +1,4 @@
-"""The list of modules in docs/architecture.md, from the modules' own first lines: `python tests/architecture/modules.py`."""
+"""The module list in docs/architecture.md, from the modules own first lines: `python tests/architecture/modules.py`."""
 
 import ast
 from pathlib import Path
