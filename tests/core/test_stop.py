@@ -121,3 +121,19 @@ def test_receiver_that_asks_a_stopping_sender_is_told(world: World, pair: tuple[
     assert d.received[late].reason is Reason.SHUTDOWN
     world.data.land(world.data.in_flight[0])
     world.settle(within=1.0)
+
+
+def test_stopping_receiver_answers_every_request_when_its_time_is_over(
+    world: World, pair: tuple[Process, Process]
+) -> None:
+    """A sender that does not answer must not leave requests without an end."""
+    p, d = pair
+    key = world.key()
+    d.receive(key, p, 8)
+    p.announce(key)
+    world.run(0.1)
+    p.hang()
+    d.stop()
+    world.run_until(lambda: d.stopped, within=world.config.stop_s + 0.1)
+    assert d.received[key].quarantined
+    assert d.received[key].reason is Reason.SHUTDOWN

@@ -21,8 +21,8 @@ SHORT = replace(BRISK, lease_s=1.0, quarantine_s=1.0, peer_timeout_s=0.8)
 
 
 class Freezer:
-    """Passes everything on to a transport, but stands still in post number `until_frozen` from now until `thaw`. `calls`
-    are all since."""
+    """Passes everything on to a transport, but stands still in post number `until_frozen` from now until `thaw`.
+    `calls` are all since."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner

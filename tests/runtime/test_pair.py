@@ -70,7 +70,7 @@ def test_receiver_survives_the_death_of_its_sender_and_uses_the_next(make: Make)
     ended = answer(receiver, key)
     assert isinstance(ended, ReceiveEnded)
     assert ended.outcome is Outcome.FAILED
-    assert ended.reason in (Reason.PEER_SILENT, Reason.PEER_RESTARTED, Reason.WRONG_ENGINE)
+    assert ended.reason in (Reason.PEER_LOST, Reason.PEER_RESTARTED, Reason.WRONG_ENGINE)
     push(restarted, receiver, seed=2)
 
 

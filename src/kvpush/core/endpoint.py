@@ -121,6 +121,8 @@ class Endpoint:
         """Report `Stopped` once, when nothing is left or the bound has come."""
         if self._stop_by is None or self._stop_by == float("inf"):
             return
+        if now >= self._stop_by:
+            self._receiver.abandon(now)
         if now >= self._stop_by or not (len(self._sender) or len(self._receiver)):
             self._stop_by = float("inf")
             self._outbox.event(Stopped())

@@ -194,9 +194,16 @@ class Receiver:
     def session_lost(self, session: Session, reason: Reason, detail: str, now: float) -> None:
         """A sender is gone."""
         for transfer in self._with(session):
-            told = transfer.registered or transfer.state is not Recv.CANCELLING
-            happened = RecvInput.PEER_LOST if told else RecvInput.DOOMED
-            self._step(transfer, happened, now, (Outcome.FAILED, reason, detail))
+            self._lose(transfer, (Outcome.FAILED, reason, detail), now)
+
+    def abandon(self, now: float) -> None:
+        """The time to stop is over: no request waits any longer for a sender's word."""
+        for transfer in list(self._transfers.values()):
+            self._lose(transfer, (Outcome.FAILED, Reason.SHUTDOWN, "the receiver has stopped"), now)
+
+    def _lose(self, transfer: Receiving, why: Ending, now: float) -> None:
+        told = transfer.registered or transfer.state is not Recv.CANCELLING
+        self._step(transfer, RecvInput.PEER_LOST if told else RecvInput.DOOMED, now, why)
 
     def live_keys(self, session: Session) -> list[Key]:
         """The transfers whose leases this session should renew."""

@@ -15,14 +15,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import ParamSpec, Protocol
 
 from kvpush.core.commands import Stop
 from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, RemovePeer, SendFrame
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import Reason, TransportError
 from kvpush.core.events import Counted, Event, Stopped
-from kvpush.runtime.control import ControlChannel, FrameArrived, LinkLost, LinkRefused
+from kvpush.core.ids import Address, LinkId
+from kvpush.runtime.control import Arrival, FrameArrived, LinkLost, LinkRefused
 from kvpush.runtime.mailbox import Mailbox
 from kvpush.runtime.ratelimit import RateLimit
 from kvpush.runtime.records import TransferLog
@@ -75,6 +76,31 @@ class Pace:
         return now < self._since + self.AFTERGLOW_S
 
 
+class Channel(Protocol):
+    """The control channel, as `ControlChannel` describes it."""
+
+    def wake_on(self, fd: int) -> None:
+        """Let `wait` also end when `fd` is readable."""
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Sleep until something has arrived."""
+
+    def receive(self, limit: int) -> list[Arrival]:
+        """What has arrived."""
+
+    def take_counted(self) -> list[Counted]:
+        """What has been dropped or refused since the last call."""
+
+    def open_link(self, link: LinkId, address: Address) -> None:
+        """Begin to connect."""
+
+    def close_link(self, link: LinkId) -> None:
+        """Forget a link."""
+
+    def send(self, link: LinkId, frame: bytes) -> None:
+        """Send a frame, or drop it."""
+
+
 class Driver:
     """Runs an endpoint until it has stopped. Used by the transfer thread only."""
 
@@ -82,19 +108,21 @@ class Driver:
         self,
         endpoint: Endpoint,
         transport: Transport,
-        channel: ControlChannel,
+        channel: Channel,
         mailbox: Mailbox,
         *,
         poll_s: float,
         stop_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock` gives seconds, and never goes back."""
         self.turns = 0
         self._endpoint = endpoint
         self._transport = transport
         self._channel = channel
         self._mailbox = mailbox
         self._stop_s = stop_s
-        self._clock = time.monotonic
+        self._clock = clock
         self._pace = Pace(poll_s)
         self._effects: deque[Effect] = deque()
         self._stop_by: float | None = None
@@ -109,11 +137,13 @@ class Driver:
         try:
             while not self._stopped:
                 self.turn()
+                if not self._guard(self._sleep):
+                    time.sleep(_BROKEN_TURN_S)
         finally:
             self._log.close()
 
     def turn(self) -> None:
-        """Take in what has come, do what follows from it, and sleep until there is more."""
+        """Take in what has come, and do what follows from it."""
         self.turns += 1
         steps = (
             self._take_commands,
@@ -123,7 +153,6 @@ class Driver:
             self._pass_time,
             self._carry_out,
             self._publish,
-            self._sleep,
         )
         broken = [step for step in steps if not self._guard(step)]
         if broken:
@@ -252,16 +281,22 @@ class Driver:
 
         Short waits end with the clock alone: ZeroMQ counts in milliseconds.
         """
-        if self._effects or self._stopped:
+        wait_s = self.wait_s()
+        if wait_s is not None and wait_s <= 0:
             return
-        now = self._clock()
-        waits = [wait for wait in (self._until_deadline(now), self._poll_wait_s(now)) if wait is not None]
-        wait_s = min(waits, default=None)
         if wait_s is not None and wait_s < Pace.SLOWEST_S:
             time.sleep(wait_s)
         elif self._mailbox.fall_asleep():
             self._channel.wait(wait_s)
             self._mailbox.wake_up()
+
+    def wait_s(self) -> float | None:
+        """How long the next turn can wait, unless a frame or a command comes; None for ever."""
+        if self._effects or self._stopped:
+            return 0.0
+        now = self._clock()
+        waits = [wait for wait in (self._until_deadline(now), self._poll_wait_s(now)) if wait is not None]
+        return min(waits, default=None)
 
     def _until_deadline(self, now: float) -> float | None:
         deadlines = [due for due in (self._endpoint.next_deadline(), self._stop_by) if due is not None]
