@@ -20,6 +20,7 @@ from kvpush.sim.memory import KVMemory, Tensor
 from kvpush.sim.model import SimModel
 from kvpush.sim.settings import ALONE, SimSettings
 from kvpush.sim.steplog import StepLog
+from kvpush.vllm import device as adapter
 from kvpush.vllm.device import simulate
 
 
@@ -93,6 +94,7 @@ class SimModelRunner(CPUModelRunner):
         self._log = StepLog(self._settings.steps_file(transfer.engine_id if transfer else ALONE))
         self._stream = Stream(model, self._log.step_finished)
         device.set_current_stream(self._stream)
+        adapter.simulate(self._stream.record_event)
         simulate(self._stream.record_event)
         return caches
 

@@ -1,0 +1,77 @@
+"""What a stepped engine (see stepped.py) is told, and what it reports: plain values, pickled over a connection."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvpush.runtime.counters import Counters
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteppedEngine:
+    """What to be. `role` "" is an engine without a connector; `extra` is its `kv_connector_extra_config`."""
+
+    name: str
+    model: str
+    log: Path
+    role: str = ""
+    policy: str = "recompute"
+    block_size: int = 32
+    num_blocks: int = 256
+    max_num_seqs: int = 16
+    extra: Mapping[str, str | int | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submit:
+    """Order: a greedy request. `params` are its `kv_transfer_params`."""
+
+    name: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    params: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Order: abort a request; one that has ended already is left alone."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Order: send a `Standing`."""
+
+
+@dataclass(frozen=True)
+class End:
+    """Order: shut down."""
+
+
+Order = Submit | Leave | Tell | End
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Report: how the engine stands. `listens`: its transfer thread's address. The first one says that it is up."""
+
+    host: str
+    port: int
+    free_blocks: int
+    requests: int
+    counters: Counters
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Report: a request has ended by itself. `reason` is vLLM's; `cached` of its prompt tokens were not computed."""
+
+    name: str
+    tokens: tuple[int, ...]
+    reason: str
+    cached: int
+
+
+Report = Standing | Finished
