@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvpush.cli.bench_router import bench_router_command
+from kvpush.cli.bench_soak import bench_soak_command
 from kvpush.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -145,3 +146,4 @@ def micro_command(
 
 
 bench_app.command("router")(bench_router_command)
+bench_app.command("soak")(bench_soak_command)

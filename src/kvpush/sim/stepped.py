@@ -54,7 +54,8 @@ class _Stepper:
             while self._line.poll(0 if busy else _QUIET_S):
                 order: Order = self._line.recv()
                 if isinstance(order, End):
-                    return self._engine.engine_core.shutdown()
+                    self._engine.engine_core.shutdown()
+                    return
                 self._obey(order)
                 busy = True
             if busy:

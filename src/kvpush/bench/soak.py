@@ -1,0 +1,308 @@
+"""A soak: mixed traffic between real engines, clients that leave, engines that are killed, every text verified.
+
+Two prefill and two decode engines (one recomputes what did not come, the other fails the request) and one without a
+connector, which says what is right. The soak plays the router's part: it sends both legs of a request at once.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from kvpush.bench.soak_fleet import Fleet, Heard, Part, fleet
+from kvpush.bench.soak_traffic import Clients, Mix, Wish
+from kvpush.cli.ports import free_ports
+from kvpush.core.errors import ConfigError
+from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
+from kvpush.core.params import receive_params, send_params
+from kvpush.sim.orders import Finished, Leave, Standing, SteppedEngine, Submit, Tell
+
+_HOST = "127.0.0.1"
+_TURN_S = 0.05
+_LOOK_S = 5.0
+_SAY_S = 20.0
+_PROTOCOL = {
+    "lease_s": 6.0,
+    "heartbeat_s": 1.0,
+    "peer_timeout_s": 6.0,
+    "quarantine_s": 6.0,
+    "unannounced_s": 6.0,
+    "connect_timeout_s": 4.0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoakOptions:
+    """`bound_s`: a request that takes longer is stuck. `settle_s`: blocks that are not free so long after the last
+    request are leaked; longer than lease and quarantine together. `kill_s` counts from when all engines are up."""
+
+    model: str
+    logs: Path
+    minutes: float
+    kill_s: float = 60.0
+    concurrency: int = 8
+    bound_s: float = 120.0
+    settle_s: float = 60.0
+    blocks: int = 192
+    seed: int = 1
+    mix: Mix = field(default_factory=Mix)
+
+    def __post_init__(self) -> None:
+        for name in ("minutes", "kill_s", "concurrency", "bound_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(name, f"{getattr(self, name)} is not greater than 0", "Set a positive number.")
+
+
+class SoakReport(msgspec.Struct, kw_only=True):
+    """What has become of the requests, and of the engines. `cut`: the decode engine was killed under the request."""
+
+    minutes: float = 0.0
+    requests: int = 0
+    right: int = 0
+    aborted: int = 0
+    failed: int = 0
+    cut: int = 0
+    recomputed: int = 0
+    wrong: int = 0
+    stuck: int = 0
+    leaked_blocks: int = 0
+    killed: int = 0
+    died: list[str] = msgspec.field(default_factory=list)
+    transfers: dict[str, int] = msgspec.field(default_factory=dict)
+    events: dict[str, int] = msgspec.field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was wrong, stuck or leaked, no engine died by itself, and anything was right at all."""
+        return bool(self.right) and not (self.wrong or self.stuck or self.leaked_blocks or self.died)
+
+
+@dataclass
+class _Flight:
+    """One request on its way. `answer` and `reference`: what the decode and the plain engine have said."""
+
+    wish: Wish
+    decode: Part
+    prefill: Part
+    started_at: float
+    answer: Finished | None = None
+    reference: Finished | None = None
+
+
+class _Soak:
+    """Owned by one thread."""
+
+    def __init__(self, options: SoakOptions, engines: Fleet, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._fleet = engines
+        self._say = say
+        *pairs, self._plain = engines.parts
+        self._prefills, self._decodes = pairs[:2], pairs[2:]
+        self._victims = _in_turn(pairs)
+        self._clients = Clients(options.mix, options.seed)
+        self._flights: dict[str, _Flight] = {}
+        self._standings: dict[tuple[str, int], Standing] = {}
+        self._report = SoakReport()
+        self._all_up_at = self._began = self._said = self._looked = time.monotonic()
+
+    def run(self) -> SoakReport:
+        """Traffic for so long, then silence, then the counts."""
+        until = self._began + self._options.minutes * 60
+        while time.monotonic() < until:
+            self._send()
+            self._turn()
+            self._kill_when_due()
+        self._say("traffic has ended; waiting for what is on its way")
+        while self._flights:
+            self._turn()
+        self._settle()
+        return self._finish()
+
+    def _turn(self) -> None:
+        for heard in self._fleet.hear(_TURN_S):
+            self._hear(heard)
+        now = time.monotonic()
+        for name, flight in list(self._flights.items()):
+            self._watch(name, flight, now)
+        if now >= self._looked + _LOOK_S:
+            self._look(now)
+        if now >= self._said + _SAY_S:
+            self._said = now
+            self._say(f"{(now - self._began) / 60:5.1f} min  {_line(self._report)}")
+
+    # requests -------------------------------------------------------------------------------------------
+    def _send(self) -> None:
+        while len(self._flights) < self._options.concurrency:
+            wish = self._clients.wish()
+            decode = self._pick([part for part in self._decodes if part.ready])
+            senders = [part for part in self._prefills if part.ready or wish.may_go_astray]
+            prefill = self._pick(senders)
+            if decode is None or prefill is None:
+                return
+            self._report.requests += 1
+            name = f"cmpl-{self._report.requests}-0"
+            self._flights[name] = _Flight(wish, decode, prefill, time.monotonic())
+            self._send_legs(name, wish, prefill, decode)
+
+    def _pick(self, parts: list[Part]) -> Part | None:
+        return parts[self._clients.pick(len(parts))] if parts else None
+
+    def _send_legs(self, name: str, wish: Wish, prefill: Part, decode: Part) -> None:
+        key = Key(TransferId(os.urandom(16).hex()))
+        target = Target(Address(_HOST, int(prefill.what.extra["port"])), EngineId(prefill.name))
+        decode.say(
+            Submit(name=name, prompt=wish.prompt, max_tokens=wish.max_tokens, params=receive_params(key, target))
+        )
+        if prefill.ready and wish.sends_prefill:
+            prefill.say(Submit(name=name, prompt=wish.prompt, max_tokens=1, params=send_params(key)))
+        self._plain.say(Submit(name=name, prompt=wish.prompt, max_tokens=wish.max_tokens))
+
+    def _hear(self, heard: Heard) -> None:
+        report = heard.report
+        if isinstance(report, Standing):
+            self._standings[heard.engine.name, heard.engine.life] = report
+            return
+        flight = self._flights.get(report.name)
+        if flight is not None and heard.engine is flight.decode:
+            flight.answer = report
+        elif flight is not None and heard.engine is self._plain:
+            flight.reference = report
+
+    def _watch(self, name: str, flight: _Flight, now: float) -> None:
+        leaves = flight.wish.leaves_after_s
+        if flight.answer and flight.reference:
+            self._judge(flight, flight.answer, flight.reference)
+        elif flight.answer is None and leaves is not None and now >= flight.started_at + leaves:
+            self._report.aborted += 1
+            self._leave(name, flight)
+        elif now >= flight.started_at + self._options.bound_s:
+            self._report.stuck += 1
+            self._say(f"{name} from {flight.prefill.name} to {flight.decode.name} does not end")
+            self._leave(name, flight)
+        else:
+            return
+        del self._flights[name]
+
+    def _judge(self, flight: _Flight, answer: Finished, reference: Finished) -> None:
+        if answer.reason == "error":
+            self._report.failed += 1
+        elif answer.tokens != reference.tokens:
+            self._report.wrong += 1
+            self._say(f"WRONG: {answer} is not {reference}; prompt {flight.wish.prompt}")
+        else:
+            self._report.right += 1
+            self._report.recomputed += answer.cached < len(flight.wish.prompt) - 1
+
+    def _leave(self, name: str, flight: _Flight) -> None:
+        for part in (flight.decode, flight.prefill):
+            if part.ready:
+                part.say(Leave(name))
+
+    # engines --------------------------------------------------------------------------------------------
+    def _kill_when_due(self) -> None:
+        now = time.monotonic()
+        if not all(part.ready for part in self._fleet.parts):
+            self._all_up_at = now
+        elif now >= self._all_up_at + self._options.kill_s:
+            self._kill(next(self._victims))
+
+    def _kill(self, victim: Part) -> None:
+        self._say(f"killing {victim.name}")
+        for heard in self._fleet.hear(0.0):  # what it has said before its death counts
+            self._hear(heard)
+        victim.kill()
+        self._report.killed += 1
+        for name, flight in list(self._flights.items()):
+            if flight.decode is victim:
+                self._report.cut += 1
+                del self._flights[name]
+        victim.start()
+
+    def _look(self, now: float) -> None:
+        self._looked = now
+        for part in self._fleet.parts:
+            if part.ready:
+                part.say(Tell())
+
+    def _settle(self) -> None:
+        """Wait until every block is free again."""
+        deadline = time.monotonic() + self._options.settle_s
+        self._fleet.wait_until_ready()
+        while True:
+            self._look(time.monotonic())
+            for _ in range(20):
+                for heard in self._fleet.hear(_TURN_S):
+                    self._hear(heard)
+            if not self._held() or time.monotonic() >= deadline:
+                self._report.leaked_blocks = self._held()
+                return
+
+    def _held(self) -> int:
+        held = 0
+        for part in self._fleet.parts:
+            now = self._standings.get((part.name, part.life))
+            if part.ready is not None and now is not None:
+                held += part.ready.free_blocks - now.free_blocks
+        return held
+
+    def _finish(self) -> SoakReport:
+        report = self._report
+        report.minutes = (time.monotonic() - self._began) / 60
+        report.died = self._fleet.died
+        transfers: Counter[str] = Counter()
+        events: Counter[str] = Counter()
+        for standing in self._standings.values():
+            transfers.update({" ".join(how): number for how, number in standing.counters.transfers.items()})
+            events.update({" ".join(what): number for what, number in standing.counters.counted.items()})
+        report.transfers, report.events = dict(sorted(transfers.items())), dict(sorted(events.items()))
+        return report
+
+
+def _in_turn(parts: list[Part]) -> Iterator[Part]:
+    """A prefill engine, a decode engine, the other prefill engine, and so on."""
+    while True:
+        yield from (parts[0], parts[2], parts[1], parts[3])
+
+
+def _line(report: SoakReport) -> str:
+    names = ("requests", "right", "aborted", "failed", "cut", "recomputed", "wrong", "stuck", "killed")
+    return ", ".join(f"{name} {getattr(report, name)}" for name in names)
+
+
+def _engines(options: SoakOptions) -> list[SteppedEngine]:
+    def one(name: str, role: str, policy: str = "recompute", port: int = 0) -> SteppedEngine:
+        return SteppedEngine(
+            name=name,
+            model=options.model,
+            log=options.logs / f"{name}.log",
+            role=role,
+            policy=policy,
+            num_blocks=options.blocks,
+            extra={**_PROTOCOL, "port": port},
+        )
+
+    ports = free_ports(4)
+    return [
+        one("prefill-0", "kv_producer", port=ports[0]),
+        one("prefill-1", "kv_producer", port=ports[1]),
+        one("decode-recompute", "kv_consumer", "recompute", ports[2]),
+        one("decode-fail", "kv_consumer", "fail", ports[3]),
+        one("plain", ""),
+    ]
+
+
+def soak(options: SoakOptions, say: Callable[[str], None]) -> SoakReport:
+    """Run a soak; `say` gets a line of progress now and then. Raises `EngineLost` when an engine does not come up."""
+    options.logs.mkdir(parents=True, exist_ok=True)
+    say(f"starting five engines; logs: {options.logs}")
+    with fleet(_engines(options)) as engines:
+        engines.wait_until_ready()
+        say("all are up")
+        report = _Soak(options, engines, say).run()
+        for part in engines.parts:
+            part.stop()
+    return report
