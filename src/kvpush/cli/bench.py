@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvpush.cli.bench_faults import bench_faults_command
 from kvpush.cli.bench_router import bench_router_command
 from kvpush.cli.bench_soak import bench_soak_command
 from kvpush.core.errors import ConfigError
@@ -145,5 +146,6 @@ def micro_command(
     console.print(table)
 
 
+bench_app.command("faults")(bench_faults_command)
 bench_app.command("router")(bench_router_command)
 bench_app.command("soak")(bench_soak_command)

@@ -1,0 +1,71 @@
+"""The whole matrix: all cells, their table, and the sums that decide."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+from rich.table import Table
+
+from kvpush.bench.faults.cells import Cell, try_cell
+from kvpush.bench.faults.kinds import KINDS, Moment
+from kvpush.bench.faults.node import Policy
+
+
+class Sums(msgspec.Struct, frozen=True):
+    """Cells in which the fault struck, those that were survived, and what was leaked or wrong in any."""
+
+    tried: int
+    survived: int
+    leaked: int
+    wrong: int
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything was survived, and nothing was leaked or wrong."""
+        return self.survived == self.tried and not (self.leaked or self.wrong)
+
+    def __str__(self) -> str:
+        return f"{self.tried} cells tried, {self.survived} survived, {self.leaked} leaked, {self.wrong} wrong"
+
+
+def run_matrix(kinds: Sequence[str] = tuple(KINDS), done: Callable[[Cell], object] = lambda _: None) -> list[Cell]:
+    """Try each kind at each moment under each policy. `done` is told of each cell."""
+    cells = []
+    for kind in kinds:
+        for moment in Moment:
+            for policy in Policy:
+                cells.append(try_cell(kind, moment, policy))
+                done(cells[-1])
+    return cells
+
+
+def sums(cells: Iterable[Cell]) -> Sums:
+    """Cells in which nothing could strike are not counted, unless something went wrong in them."""
+    counted = [cell for cell in cells if cell.struck or not cell.survived]
+    return Sums(
+        tried=len(counted),
+        survived=sum(cell.survived for cell in counted),
+        leaked=sum(cell.leaked for cell in counted),
+        wrong=sum(cell.wrong for cell in counted),
+    )
+
+
+def table(cells: Iterable[Cell]) -> Table:
+    """A row per kind, a column per moment: what the client sees under `fail` and under `recompute`, and after how many
+    milliseconds; - where the fault cannot strike."""
+    by_place: dict[tuple[str, Moment], list[Cell]] = {}
+    for cell in cells:
+        by_place.setdefault((cell.kind, cell.moment), []).append(cell)
+    made = Table("fault", *Moment, title="under fail / under recompute, milliseconds of virtual time")
+    for kind in dict.fromkeys(kind for kind, _ in by_place):
+        made.add_row(kind, *(_shown(by_place.get((kind, moment), [])) for moment in Moment))
+    return made
+
+
+def _shown(cells: list[Cell]) -> str:
+    failed = next((cell for cell in cells if not cell.survived), None)
+    if failed:
+        return f"[red]{failed.problem or f'leaked {failed.leaked}, wrong {failed.wrong}'}[/red]"
+    if not any(cell.struck for cell in cells):
+        return "-"
+    endings = dict.fromkeys(cell.ended for cell in cells)
+    return f"{'/'.join(endings)} {max(cell.took_ms for cell in cells):.0f}"

@@ -1,0 +1,102 @@
+"""The fault matrix: every cell is survived, and it would notice if one was not."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvpush.bench.faults.cache import Cache
+from kvpush.bench.faults.cells import try_cell
+from kvpush.bench.faults.kinds import KINDS, Moment
+from kvpush.bench.faults.matrix import run_matrix, sums
+from kvpush.bench.faults.node import Policy
+from kvpush.cli.main import app
+from kvpush.core.endpoint import Endpoint
+from kvpush.core.tables import RECEIVER, Recv, RecvAction, RecvInput
+
+LATE_WRITE = ("sender killed, write late", Moment.WRITING)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Thousands of failures are the purpose."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_moment_is_survived(kind: str) -> None:
+    cells = run_matrix([kind])
+    assert [cell for cell in cells if not cell.survived] == []
+    assert any(cell.struck for cell in cells), "the fault never strikes"
+
+
+def test_matrix_has_hundreds_of_cells() -> None:
+    assert len(KINDS) * len(Moment) * len(Policy) > 500
+
+
+@pytest.mark.parametrize(
+    ("kind", "moment", "policy", "ended"),
+    [
+        ("nothing", Moment.STRANGERS, Policy.FAIL, "text"),
+        ("withdraw", Moment.WAITING, Policy.FAIL, "error"),
+        ("withdraw", Moment.WAITING, Policy.RECOMPUTE, "text"),
+        ("cancel", Moment.HALF, Policy.RECOMPUTE, "error"),
+        ("receiver killed", Moment.HALF, Policy.RECOMPUTE, "died"),
+        (*LATE_WRITE, Policy.RECOMPUTE, "text"),
+    ],
+)
+def test_client_sees_what_the_policy_says(kind: str, moment: Moment, policy: Policy, ended: str) -> None:
+    assert try_cell(kind, moment, policy).ended == ended
+
+
+def test_failure_is_told_at_once_while_the_blocks_are_still_in_reach() -> None:
+    cell = try_cell(*LATE_WRITE, Policy.FAIL)
+    assert cell.struck
+    assert cell.took_ms < 600
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_matrix_notices_blocks_that_are_used_again_too_early(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RECEIVER, (Recv.ACCEPTED, RecvInput.PEER_LOST), (Recv.RETIRED, (RecvAction.RETIRE,)))
+    cell = try_cell(*LATE_WRITE, policy)
+    assert cell.wrong > 0
+    assert not sums([cell]).is_good
+
+
+def test_matrix_notices_a_block_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back = Cache.give_back
+    monkeypatch.setattr(Cache, "give_back", lambda self, blocks: give_back(self, list(blocks)[1:]))
+    assert try_cell("nothing", Moment.HALF, Policy.FAIL).leaked > 0
+
+
+def test_matrix_notices_a_request_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Endpoint, "notice_received", lambda *_: None)
+    cell = try_cell("hints lost", Moment.STRANGERS, Policy.FAIL)
+    assert "not within" in cell.problem or "not delivered" in cell.problem
+    assert not cell.survived
+
+
+def test_command_prints_the_sums_last_and_writes_every_cell(tmp_path: Path) -> None:
+    path = tmp_path / "cells.json"
+    result = CliRunner().invoke(app, ["bench", "faults", "--kind", "link cut", "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    assert result.output.rstrip().endswith("14 cells tried, 14 survived, 0 leaked, 0 wrong")
+    assert len(json.loads(path.read_bytes())) == 14
+
+
+def test_command_ends_with_status_1_when_a_cell_is_not_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RECEIVER, (Recv.ACCEPTED, RecvInput.PEER_LOST), (Recv.RETIRED, (RecvAction.RETIRE,)))
+    result = CliRunner().invoke(app, ["bench", "faults", "--kind", LATE_WRITE[0]])
+    assert result.exit_code == 1
+    assert "0 wrong" not in result.output
+
+
+def test_command_names_a_kind_that_there_is_not() -> None:
+    result = CliRunner().invoke(app, ["bench", "faults", "--kind", "meteor"])
+    assert result.exit_code != 0
+    assert "'meteor' is no kind of fault" in str(result.exception)
