@@ -6,6 +6,7 @@ key, so that a block which holds another prompt's KV, or a mixture, is always no
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +16,15 @@ from kvpush.core.layout import Blocks, Group, Kind, Layout, Plane, Region, Span
 from kvpush.core.planner import Plan
 
 HEAD_BYTES = 4
-_PLANES = (("layer0", Kind.KEY), ("layer0", Kind.VALUE))
+_KINDS = (Kind.KEY, Kind.VALUE)
 
 
-def make_layout(process: int, block_size: int = 4, num_blocks: int = 64, model: str = "m") -> Layout:
-    """Two planes, one head, one cache group."""
+def make_layout(process: int, block_size: int = 4, num_blocks: int = 64, model: str = "m", layers: int = 1) -> Layout:
+    """Two planes per layer, one head, one cache group."""
     base, plane_bytes = process << 32, block_size * num_blocks * HEAD_BYTES
     planes = tuple(
         Plane(layer, kind, 0, base + i * plane_bytes, block_size * HEAD_BYTES, HEAD_BYTES, HEAD_BYTES)
-        for i, (layer, kind) in enumerate(_PLANES)
+        for i, (layer, kind) in enumerate(product((f"layer{n}" for n in range(layers)), _KINDS))
     )
     return Layout(
         model=model,
@@ -54,9 +55,11 @@ class Memory:
         self._base = layout.regions[0].base
         self.bytes: NDArray[np.uint8] = np.zeros(layout.regions[0].nbytes, np.uint8)
 
-    def fill(self, key: Key, span: Span, blocks: Blocks) -> None:
-        """Write what a forward pass over `span` would; `blocks` begin with the span's first block."""
-        for offset, content in self._tokens(key, span, blocks):
+    def fill(self, key: Key, span: Span, blocks: Blocks, layers: int | None = None) -> None:
+        """Write what a forward pass over `span` would, or its first `layers` layers; `blocks` begin with the span's
+        first block."""
+        planes = None if layers is None else layers * len(_KINDS)
+        for offset, content in self._tokens(key, span, blocks, planes):
             self.bytes[offset : offset + HEAD_BYTES] = np.frombuffer(content, np.uint8)
 
     def holds(self, key: Key, span: Span, blocks: Blocks) -> bool:
@@ -92,11 +95,11 @@ class Memory:
             touched.update(range(first // size, (first + nbytes - 1) // size + 1))
         return touched
 
-    def _tokens(self, key: Key, span: Span, blocks: Blocks) -> Iterator[tuple[int, bytes]]:
+    def _tokens(self, key: Key, span: Span, blocks: Blocks, planes: int | None = None) -> Iterator[tuple[int, bytes]]:
         size = self.layout.groups[0].block_size
         first_block = span.start // size
         for token in range(span.start, span.end):
             block = blocks[0][token // size - first_block]
-            for number, plane in enumerate(self.layout.planes):
+            for number, plane in enumerate(self.layout.planes[:planes]):
                 offset = plane.base - self._base + block * plane.block_stride + token % size * plane.token_stride
                 yield offset, token_content(key, token, number)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from core.memory import Memory, make_layout
 
-from kvpush.core.commands import Abort, Announce, Command, Expect, Final, Receive, Stop, Withdraw
+from kvpush.core.commands import Abort, Announce, Command, Expect, Final, Receive, Retract, Stop, Withdraw
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, RemovePeer, SendFrame
 from kvpush.core.endpoint import Endpoint
@@ -74,17 +74,23 @@ class Process:
     def announce(self, key: Key) -> None:
         self._execute(Announce(key, request_of(key)))
 
-    def final(self, key: Key, tokens: int, last: bool = True) -> None:
-        """The forward pass over the first `tokens` tokens has completed."""
+    def final(self, key: Key, tokens: int, last: bool = True, layers: int | None = None) -> None:
+        """The forward pass over the first `tokens` tokens has completed, or its first `layers` layers have."""
         if key not in self.sources:
             self.sources[key] = ()
         held = self.sources[key][0] if self.sources[key] else ()
         missing = -(-tokens // self.layout.groups[0].block_size) - len(held)
         self.sources[key] = (held + tuple(self.free.pop(0) for _ in range(missing)),)
-        self.memory.fill(key, Span(0, tokens), self.sources[key])
+        self.memory.fill(key, Span(0, tokens), self.sources[key], layers)
         if last:
             self.world.oracle.promise_source(self, key)
-        self._execute(Final(key, request_of(key), tokens, self.sources[key], last))
+        self._execute(Final(key, request_of(key), tokens, self.sources[key], last, layers))
+
+    def preempt(self, key: Key) -> None:
+        """The engine needs the blocks of a prompt that is not complete, and tells only afterwards."""
+        self._give_back(self.sources[key])
+        self.sources[key] = ()
+        self._execute(Retract(key, request_of(key)))
 
     def withdraw(self, key: Key, reason: Reason = Reason.PREFILL_ABORTED) -> None:
         self.world.oracle.promise_source(self, key)

@@ -156,7 +156,8 @@ def test_registration_ends_before_the_prompt_does(world: World) -> None:
     world.run(0.1)
     p.final(key, 9, last=False)
     world.run(1.0)
-    assert world.data.writes and key not in d.received
+    assert world.data.writes
+    assert key not in d.received
     p.final(key, 30)
     world.settle()
     assert d.received[key].outcome is Outcome.DELIVERED

@@ -24,6 +24,7 @@ from kvpush.runtime.counters import Counters
 from kvpush.vllm.connector import KVPushConnector
 from kvpush.vllm.metadata import QuarantineReport
 from kvpush.vllm.metrics import EngineStats
+from kvpush.vllm.settings import Push
 
 BLOCK = 16
 BLOCKS = 64
@@ -70,9 +71,15 @@ class SchedulerRig:
     """A scheduler with 64 blocks of 16 tokens, stepped by hand."""
 
     def __init__(
-        self, model: str, role: str = "kv_both", policy: str = "recompute", overlap: Overlap = Overlap.NONE
+        self,
+        model: str,
+        role: str = "kv_both",
+        policy: str = "recompute",
+        overlap: Overlap = Overlap.NONE,
+        push: Push = Push.WHOLE,
+        batched_tokens: int = 1024,
     ) -> None:
-        self.config = _config(model, role, policy)
+        self.config = _config(model, role, policy, push, batched_tokens)
         # the CPU platform switches it off, whatever is asked for
         self.config.scheduler_config.async_scheduling = overlap is Overlap.ASYNC
         self.config.cache_config.num_gpu_blocks = BLOCKS
@@ -118,7 +125,7 @@ class SchedulerRig:
     def step(self, report: Report = _NOTHING) -> SchedulerOutput:
         """One step: schedule, pretend to compute, and take the worker's report in."""
         output = self.scheduler.schedule()
-        self.commands += output.kv_connector_metadata.commands
+        self.commands += [*output.kv_connector_metadata.commands, *output.kv_connector_metadata.finals.finals]
         results = self.scheduler.update_from_output(output, computed(output, self.scheduler.requests, report))
         for result in results.values():
             if result.scheduler_stats and result.scheduler_stats.kv_connector_stats:
@@ -140,15 +147,21 @@ def reported(
     return Report(frozenset(received) | frozenset(failed), frozenset(failed), frozenset(sent), quarantine)
 
 
-def _config(model: str, role: str, policy: str) -> VllmConfig:
-    transfer = {"kv_connector": "KVPushConnector", "kv_role": role, "kv_load_failure_policy": policy}
+def _config(model: str, role: str, policy: str, push: Push, batched_tokens: int) -> VllmConfig:
+    transfer = {
+        "kv_connector": "KVPushConnector",
+        "kv_role": role,
+        "kv_load_failure_policy": policy,
+        "kv_connector_extra_config": {"push": push.value},
+    }
     args = EngineArgs(
         model=model,
         dtype="float32",
         enforce_eager=True,
         block_size=32,  # what the CPU backend takes; the rig's cache has its own
         max_model_len=1024,
-        max_num_batched_tokens=1024,
+        max_num_batched_tokens=batched_tokens,
+        max_num_seqs=16,
         kv_transfer_config=transfer,
     )
     config = args.create_engine_config()

@@ -27,8 +27,8 @@ class TransferRecord(msgspec.Struct, kw_only=True):
     """What is known of one ended transfer: one debug log line, and the bench's hand-over split.
 
     `at` maps a stage name to this process's monotonic clock in seconds. Receiver stages: expected, requested,
-    registered, accepted, noticed, ended. Sender stages: announced, registered, final, posted, written,
-    ended. Missing stages did not happen.
+    registered, accepted, noticed, ended. Sender stages: announced, registered, first_posted, final and posted (the
+    last time that more was final, or was posted), written, ended. Missing stages did not happen.
     """
 
     key: Key
@@ -40,6 +40,7 @@ class TransferRecord(msgspec.Struct, kw_only=True):
     detail: str = ""
     tokens: int = 0
     nbytes: int = 0
+    writes: int = 0
     descriptors: int = 0
     blocks: int = 0
     at: dict[str, float]

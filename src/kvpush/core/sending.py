@@ -102,6 +102,7 @@ class Sending:
             detail=detail,
             tokens=self.span.tokens,
             nbytes=self.nbytes,
+            writes=self.parts,
             descriptors=self.descriptors,
             blocks=sum(len(ids) for ids in self.remote_blocks),
             at=self.at,
