@@ -165,11 +165,14 @@ class _Soak:
         report = heard.report
         if isinstance(report, Standing):
             self._standings[heard.engine.name, heard.engine.life] = report
-            return
+        elif isinstance(report, Finished):
+            self._note(report, heard.engine)
+
+    def _note(self, report: Finished, engine: Part) -> None:
         flight = self._flights.get(report.name)
-        if flight is not None and heard.engine is flight.decode:
+        if flight is not None and engine is flight.decode:
             flight.answer = report
-        elif flight is not None and heard.engine is self._plain:
+        elif flight is not None and engine is self._plain:
             flight.reference = report
 
     def _watch(self, name: str, flight: _Flight, now: float) -> None:

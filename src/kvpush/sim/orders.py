@@ -50,7 +50,12 @@ class End:
     """Order: shut down."""
 
 
-Order = Submit | Leave | Tell | End
+@dataclass(frozen=True)
+class Expose:
+    """Order: send an `Exposed`."""
+
+
+Order = Submit | Leave | Tell | Expose | End
 
 
 @dataclass(frozen=True)
@@ -74,4 +79,11 @@ class Finished:
     cached: int
 
 
-Report = Standing | Finished
+@dataclass(frozen=True)
+class Exposed:
+    """Report: kvpush's lines of what the engine's `/metrics` would be."""
+
+    text: str
+
+
+Report = Standing | Finished | Exposed

@@ -16,8 +16,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from kvpush.runtime.counters import Counters
-from kvpush.sim.orders import End, Finished, Leave, Order, Standing, SteppedEngine, Submit, Tell
-from kvpush.vllm.metrics import EngineStats
+from kvpush.sim.orders import End, Expose, Exposed, Finished, Leave, Order, Standing, SteppedEngine, Submit, Tell
+from kvpush.vllm.metrics import EngineStats, exposition
 
 _IDLE_S = 0.001
 _QUIET_S = 0.02
@@ -74,6 +74,8 @@ class _Stepper:
                 self._engine.abort_request([self._internal.pop(name)], internal=True)
             case Tell():
                 self._tell()
+            case Expose():
+                self._line.send(Exposed(exposition()))
 
     def _step(self) -> None:
         outputs = self._engine.step()

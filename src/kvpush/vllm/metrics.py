@@ -9,7 +9,7 @@ listens and under which id; with port 0 only from the first step on, because no 
 from typing import Any
 
 import msgspec
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
@@ -181,6 +181,12 @@ class _Info:
 
     def _group(self, engine: int) -> int:
         return engine if self._config.parallel_config.data_parallel_size > 1 else engine_group(self._config)
+
+
+def exposition() -> str:
+    """kvpush's lines of this process's metrics, as `/metrics` shows them."""
+    lines = generate_latest(REGISTRY).decode().splitlines(keepends=True)
+    return "".join(line for line in lines if line.startswith(_PREFIX))
 
 
 def _forget_earlier_metrics() -> None:
