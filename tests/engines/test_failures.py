@@ -164,7 +164,7 @@ class TestAborts:
         pair.assert_nothing_held()
 
 
-@pytest.mark.parametrize("pair", [({}, {"num_blocks": 40, "max_num_seqs": 8})], indirect=True)
+@pytest.mark.parametrize("pair", [({}, {"num_blocks": 40, "max_num_seqs": 8, "max_model_len": 512})], indirect=True)
 def test_decode_engine_that_must_preempt_answers_as_one_with_room(pair: Pair) -> None:
     asks = [Ask(request_id=new_id(), prompt=prompt_of(90 + i, seed=i), max_tokens=150) for i in range(12)]
     expected = [answer.tokens for answer in pair.plain(*asks)]
