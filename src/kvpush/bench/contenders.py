@@ -26,6 +26,9 @@ class Contender(StrEnum):
 REFERENCE = Contender.KVPUSH_PUSH
 """Ratios are to this one."""
 
+_CONNECT_TIMEOUT_S = 30.0
+"""A machine that is busy with the measurement itself must not make the router give an engine up."""
+
 _CONNECTORS: Mapping[Contender, Connector] = {
     Contender.SINGLE: Connector.NONE,
     Contender.KVPUSH_PUSH: Connector.KVPUSH,
@@ -86,6 +89,7 @@ def make_cluster(setting: Setting, contender: Contender, round_number: int) -> C
         vllm_args=("--kv-cache-memory-bytes", str(setting.kv_bytes), *setting.vllm_args),
     )
     fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
+    fields["router_args"] = ("--connect-timeout-s", str(_CONNECT_TIMEOUT_S))
     fields["env"] = {**base.env, **_env(setting, logs)}
     if contender is Contender.KVPUSH_PULL:
         fields["connector_config"] = {**base.connector_config, "mode": "pull"}

@@ -20,6 +20,7 @@ from kvpush.sim.profile import Profile
 _WARM_UP = 3
 _WARM_UP_TIMEOUT_S = 20.0
 _WARM_UP_TRIES = 4
+_WARM_UP_PAUSE_S = 2.0
 _IDLE_S = 4.0
 _SATURATION_TOKENS = 49_152
 """Prompt tokens in the burst that measures saturation: a few seconds of prefill."""
@@ -151,7 +152,8 @@ def _nothing() -> None:
 def _warm_up(target: Target, prompts: list[Prompt]) -> None:
     """Answered once means warm. A first contact that fails is tried again: some connectors lose it on a busy host."""
     brisk = replace(target, timeout_s=_WARM_UP_TIMEOUT_S)
-    for _ in range(_WARM_UP_TRIES):
+    for attempt in range(_WARM_UP_TRIES):
+        time.sleep(attempt * _WARM_UP_PAUSE_S)
         answers = offer(brisk, prompts, Concurrency(1), "warm-up", 0, _nothing)
         failed = [answer.error for answer in answers if answer.error]
         if not failed:

@@ -44,6 +44,9 @@ def router_command(
         SelfCheckMode, typer.Option(help="Whether to be ready only after KV was seen to move in each pair.")
     ] = SelfCheckMode.ON,
     poll_s: Annotated[float, typer.Option(help="Seconds between looks at an engine's /metrics.")] = _DEFAULT.poll_s,
+    connect_timeout_s: Annotated[
+        float, typer.Option(help="Seconds until an engine must have taken a connection, and answered a look.")
+    ] = _DEFAULT.connect_timeout_s,
     first_byte_timeout_s: Annotated[
         float, typer.Option(help="Seconds until an answer must begin.")
     ] = _DEFAULT.first_byte_timeout_s,
@@ -85,6 +88,7 @@ def router_command(
         prefill_loss=prefill_loss,
         self_check=self_check,
         poll_s=poll_s,
+        connect_timeout_s=connect_timeout_s,
         first_byte_timeout_s=first_byte_timeout_s,
         max_body_bytes=max_body_bytes,
         api_keys=frozenset(api_key or ()),
