@@ -45,7 +45,7 @@ def router_command(
     ] = SelfCheckMode.ON,
     poll_s: Annotated[float, typer.Option(help="Seconds between looks at an engine's /metrics.")] = _DEFAULT.poll_s,
     connect_timeout_s: Annotated[
-        float, typer.Option(help="Seconds until an engine must have taken a connection, and answered a look.")
+        float, typer.Option(help="Seconds until an engine must have taken a connection.")
     ] = _DEFAULT.connect_timeout_s,
     first_byte_timeout_s: Annotated[
         float, typer.Option(help="Seconds until an answer must begin.")
