@@ -1,0 +1,42 @@
+"""How large the world of the model check is: its times, its faults, and how much may happen in it."""
+
+from dataclasses import dataclass
+
+from kvpush.core.config import ProtocolConfig
+from kvpush.core.ids import Key, TransferId
+
+CONFIG = ProtocolConfig(
+    lease_s=8,
+    heartbeat_s=2,
+    peer_timeout_s=6,
+    connect_timeout_s=4,
+    retry_s=2,
+    unannounced_s=4,
+    notice_grace_s=2,
+    quarantine_s=4,
+    drain_s=4,
+    transfer_s=8,
+    retired_memory_s=1e6,
+)
+TRANSPORT_S = 2.0
+"""A posted write has landed, or never will, within this time: less than `quarantine_s`."""
+
+FAULTS = ("late", "lose", "double", "break", "fail", "unnoticed", "crash p", "crash d", "hang p")
+"""`late`: time passes while frames are under way."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much may happen: prompts, their length in blocks, and faults by kind. The last `plain` of the prompts are
+    neither aborted nor withdrawn."""
+
+    transfers: int = 1
+    blocks: int = 1
+    faults: int = 1
+    plain: int = 0
+    kinds: tuple[str, ...] = FAULTS
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """One key per transfer."""
+        return tuple(Key(TransferId(f"{i:032x}")) for i in range(self.transfers))

@@ -1,0 +1,144 @@
+"""Copies of endpoints, and what tells two of them apart: for the model check.
+
+A copy shares what never changes. A fingerprint holds all that can matter for what an endpoint will do, with times
+relative to now, so that states which differ only by when they were reached are one.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from enum import Enum
+from functools import lru_cache
+from types import FunctionType, MethodType, NoneType
+from typing import Any
+
+import msgspec
+
+from kvpush.core.endpoint import Endpoint
+from kvpush.core.ids import OpId
+from kvpush.core.inbound import Caller
+from kvpush.core.messages import Frame, Heartbeat, Register, Welcome, decode_frame
+from kvpush.core.outbound import Session, SessionState
+from kvpush.core.receiving import Receiving
+from kvpush.core.retired import Retired
+from kvpush.core.sending import Sending
+
+Print = tuple[Any, ...]
+"""Hashable; equal for states that behave alike."""
+
+_FOREVER = 16.0
+"""No time of a small configuration is longer: what was longer ago cannot be told from this."""
+
+_SHARED = (int, float, str, bytes, bool, NoneType, tuple, frozenset, FunctionType, type, Enum, msgspec.Struct)
+Memo = dict[int, Any]
+_copiers: dict[type, Callable[[Any, Memo], Any]] = {}
+
+
+# copies ---------------------------------------------------------------------------------------------------
+def copy(endpoint: Endpoint) -> Endpoint:
+    """An endpoint that goes its own way from here on."""
+    copied: Endpoint = _copy(endpoint, {})
+    return copied
+
+
+def _copy(value: Any, memo: Memo) -> Any:
+    copier = _copiers.get(type(value))
+    if copier is None:
+        copier = _copiers[type(value)] = _copier(type(value))
+    return copier(value, memo)
+
+
+def _copier(kind: type) -> Callable[[Any, Memo], Any]:
+    frozen = getattr(kind, "__dataclass_params__", None)
+    if issubclass(kind, _SHARED) or (frozen is not None and frozen.frozen):
+        return lambda value, memo: value
+    if issubclass(kind, dict):
+        return lambda value, memo: kind((k, _copy(v, memo)) for k, v in value.items())
+    if issubclass(kind, list | set):
+        return lambda value, memo: kind([_copy(each, memo) for each in value])
+    if kind is MethodType:
+        return lambda value, memo: MethodType(value.__func__, _copy(value.__self__, memo))
+    return _copy_object
+
+
+def _copy_object(value: Any, memo: Memo) -> Any:
+    known = memo.get(id(value))
+    if known is None:
+        known = memo[id(value)] = object.__new__(type(value))
+        known.__dict__ = {name: _copy(each, memo) for name, each in value.__dict__.items()}
+    return known
+
+
+# fingerprints ---------------------------------------------------------------------------------------------
+def fingerprint(endpoint: Endpoint, now: float) -> Print:
+    """What an endpoint can be told apart by at `now`."""
+    sender, receiver = endpoint._sender, endpoint._receiver
+    callers = endpoint._inbound._callers
+    ops = {op: i for i, op in enumerate(sorted(sender._ops))}
+    return (
+        tuple(_sending(t, ops, callers.values(), now) for _, t in sorted(sender._transfers.items())),
+        _retired(sender._retired),
+        tuple(_record(caller, now, "layout", "name", "engine_id") for _, caller in sorted(callers.items())),
+        tuple(_receiving(t, now) for _, t in sorted(receiver._transfers.items())),
+        _retired(receiver._retired),
+        tuple(_session(session, now) for session in endpoint._outbound._sessions.values()),
+    )
+
+
+def ago(time: float | None, now: float) -> float | None:
+    """A time, relative to now."""
+    return None if time is None else max(-_FOREVER, round(time - now, 6))
+
+
+def _record(record: object, now: float, *skipped: str) -> Print:
+    """All fields but those that decide nothing. A number that is no integer is a time."""
+    return tuple(_field(each, now) for name, each in vars(record).items() if name not in skipped)
+
+
+def _field(value: Any, now: float) -> Any:
+    if isinstance(value, float):
+        return ago(value, now)
+    if isinstance(value, set):
+        return tuple(sorted(value))
+    return value
+
+
+def _sending(t: Sending, ops: dict[OpId, int], callers: Iterable[Caller], now: float) -> Print:
+    known = t.caller is not None and any(caller is t.caller for caller in callers)
+    began = None if t.request_id is not None else ago(t.began, now)
+    fields = _record(t, now, "caller", "ops", "began", "at", "nbytes", "descriptors")
+    return fields, began, t.caller and (t.caller.epoch, t.caller.link), known, tuple(sorted(ops[op] for op in t.ops))
+
+
+def _session(session: Session, now: float) -> Print:
+    decides_nothing = ("welcome_by", "suspicion") if session.state is SessionState.READY else ()
+    return _record(session, now, *decides_nothing)
+
+
+def _receiving(t: Receiving, now: float) -> Print:
+    return _record(t, now, "at"), ago(t.at.get("accepted"), now), "cancelled" in t.at
+
+
+def _retired(retired: Retired) -> Print:
+    stones: OrderedDict[Any, Any] = retired._stones
+    return tuple(sorted((key, stone.outcome, stone.reason) for key, stone in stones.items()))
+
+
+# frames ---------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=100_000)
+def _decoded(frame: bytes) -> Frame:
+    return decode_frame(frame)
+
+
+def print_frame(data: bytes, now: float) -> Print:
+    """A frame, with its times relative to now."""
+    frame = _decoded(data)
+    message = frame.message
+    clock = getattr(message, "clock", None) if not isinstance(message, Heartbeat | Register) else message.echo
+    match message:
+        case Heartbeat(_, keys):
+            body: Print = keys
+        case Register(key) | Welcome(key):
+            body = (key,)
+        case _:
+            body = tuple(str(getattr(message, name)) for name in message.__struct_fields__ if name != "clock")
+    return type(message).__name__, frame.source, frame.destination, ago(clock, now), body

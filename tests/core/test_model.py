@@ -1,0 +1,93 @@
+"""The protocol's model check: every interleaving of small configurations over the real endpoints.
+
+In each state the rules R1 to R4 and R6 hold, and from each state everything ends once faults stop. The faults are
+those of `model.FAULTS`, at every point; how many there may be is what bounds a search.
+"""
+
+import pytest
+from core.bounds import FAULTS, Bounds
+from core.explore import Search, Violation, explore, walk
+
+from kvpush.core import receiver
+from kvpush.core.tables import RECEIVER, SENDER, Recv, RecvAction, RecvInput, Send, SendAction, SendInput
+
+
+def report(name: str, search: Search, capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        print(f"\n  model check, {name}: {search}", end="")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_transfer_with_one_fault_anywhere(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    search = explore(Bounds(kinds=(fault,)), most_states=30_000)
+    report(f"one transfer, one fault ({fault})", search, capsys)
+    assert search.is_complete
+
+
+@pytest.mark.timeout(600)
+def test_one_transfer_in_two_parts_without_faults(capsys: pytest.CaptureFixture[str]) -> None:
+    search = explore(Bounds(blocks=2, faults=0), most_states=30_000)
+    report("one transfer in two parts, no faults", search, capsys)
+    assert search.is_complete
+
+
+@pytest.mark.timeout(600)
+def test_two_transfers_in_two_parts_with_three_faults_at_random(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every kind of fault, deeper than every interleaving can be followed."""
+    search = walk(Bounds(transfers=2, blocks=2, faults=3), range(400), steps=60)
+    report("two transfers in two parts, three faults, at random", search, capsys)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "bounds",
+    [Bounds(faults=2), Bounds(blocks=2), Bounds(transfers=2, plain=1), Bounds(transfers=2, faults=0)],
+    ids=["two faults", "two parts", "two transfers", "two transfers, no fault"],
+)
+def test_larger_configurations(bounds: Bounds, capsys: pytest.CaptureFixture[str]) -> None:
+    search = explore(bounds, most_states=400_000)
+    report(str(bounds), search, capsys)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_two_transfers_at_random_for_long(capsys: pytest.CaptureFixture[str]) -> None:
+    search = walk(Bounds(transfers=2, blocks=2, faults=4), range(1000, 6000), steps=80)
+    report("two transfers in two parts, four faults, at random", search, capsys)
+
+
+# the check itself: a protocol with a hole in it is caught -------------------------------------------------
+def caught(bounds: Bounds) -> str:
+    with pytest.raises(Violation) as violation:
+        explore(bounds, most_states=30_000)
+    return str(violation.value)
+
+
+def test_check_finds_blocks_that_are_freed_when_cancelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R9 broken: the abort does not wait for an answer."""
+    freed = (Recv.CANCELLING, (RecvAction.FREE, RecvAction.CANCEL))
+    monkeypatch.setitem(RECEIVER, (Recv.ACCEPTED, RecvInput.ABORT), freed)
+    assert caught(Bounds(faults=0)).startswith("R1")
+
+
+def test_check_finds_a_source_that_is_freed_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R2 broken: an abort of the prefill ends the transfer at once."""
+    monkeypatch.setitem(
+        SENDER, (Send.WRITING, SendInput.WITHDRAW), (Send.RETIRED, (SendAction.TELL, SendAction.RETIRE))
+    )
+    assert caught(Bounds(blocks=2, faults=0)).startswith("R2")
+
+
+def test_check_finds_a_quarantine_that_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1 broken: blocks come back as soon as the sender is lost."""
+    short = (Recv.RETIRED, (RecvAction.RETIRE,))
+    monkeypatch.setitem(RECEIVER, (Recv.ACCEPTED, RecvInput.PEER_LOST), short)
+    assert caught(Bounds(kinds=("crash p",))).startswith("R1")
+
+
+def test_check_finds_a_transfer_that_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R4 broken: a cancel is never repeated, and nothing bounds the wait for its answer."""
+    monkeypatch.setattr(receiver.Receiver, "_wait", lambda *_: None)
+    assert caught(Bounds(faults=1, kinds=("lose",))).startswith("R4")
