@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpush.core.errors import LocalProtocolError
-from kvpush.core.front import NOWHERE, Front
+from kvpush.core.front import NOWHERE, Front, Patch
+from kvpush.core.layout import Layers, Span
 
 LAYERS = 6
 
@@ -39,6 +40,18 @@ def test_patches_cover_a_growing_front_exactly(chunks: list[tuple[int, list[int]
 def test_patches_to_the_same_front_are_none(tokens: int, layers: int | None) -> None:
     front = NOWHERE.grown(tokens, layers)
     assert not list(front.patches_to(front, LAYERS))
+
+
+@given(st.integers(0, LAYERS - 1), st.integers(1, LAYERS), st.integers(1, 9))
+def test_pieces_of_a_patch_are_all_of_it_in_equal_parts(first: int, count: int, pieces: int) -> None:
+    patch = Patch(Span(3, 8), Layers(first, first + count))
+    split = list(patch.split(pieces))
+
+    assert [piece.span for piece in split] == [patch.span] * min(pieces, count)
+    layers = [layer for piece in split for layer in range(*piece.layers)]
+    assert layers == list(range(first, first + count))
+    sizes = [piece.layers.last - piece.layers.first for piece in split]
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_whole_chunk_is_one_patch() -> None:

@@ -82,6 +82,19 @@ def test_prompt_arrives_however_it_is_cut(chunks: list[int], cuts: list[int], st
     assert d.received[key].outcome is Outcome.DELIVERED
 
 
+def test_large_write_is_posted_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpush.core.chunks.POST_BYTES", 400)
+    p, d = deep_pair(world)
+    key = world.key()
+    d.receive(key, p, 21)
+    p.final(key, 21)
+    world.settle(within=0.2)
+
+    assert d.received[key].outcome is Outcome.DELIVERED
+    assert [write.post.plan.total_bytes for write in world.data.writes] == [336, 336, 336]
+    assert parts_of(world) == [0, 0, 3]
+
+
 # not pinned, not complete -------------------------------------------------------------------------------
 def test_receiver_is_not_told_of_a_whole_prompt_before_its_blocks_are_pinned(world: World) -> None:
     p, d = world.pair()

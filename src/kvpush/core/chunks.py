@@ -1,5 +1,6 @@
 """What of a transfer can be written next, and how: pure functions of its record."""
 
+from collections.abc import Iterator
 from functools import lru_cache
 from math import lcm
 from typing import NamedTuple
@@ -8,6 +9,10 @@ from kvpush.core.front import Front, Patch
 from kvpush.core.layout import Layers, Layout
 from kvpush.core.planner import Plan, empty_plan, plan
 from kvpush.core.sending import Sending
+
+POST_BYTES = 8 << 20
+"""A post to a process on the same host copies all of it before it returns, 2 to 3 ms for this much. Between two posts
+the transfer thread attends to everything else."""
 
 
 class Writes(NamedTuple):
@@ -27,8 +32,8 @@ def next_writes(transfer: Sending, ours: Layout) -> Writes:
     if transfer.pinned and transfer.final.tokens < transfer.span.end:
         raise ValueError(f"the prompt has {transfer.final.tokens} tokens here, {transfer.span.end} were asked for")
     front = writable(transfer, ours)
-    patches = transfer.posted.patches_to(front, _layer_count(ours))
-    plans = tuple(plan_patch(transfer, patch, ours) for patch in patches)
+    patches = transfer.posted.patches_to(front, _shape(ours).layers)
+    plans = tuple(plan_patch(transfer, piece, ours) for patch in patches for piece in pieces_of(patch, ours))
     complete = front.tokens >= transfer.span.end and transfer.pinned and not transfer.committed
     return Writes(plans or (empty_plan(),) if complete else plans, front)
 
@@ -43,14 +48,26 @@ def writable(transfer: Sending, ours: Layout) -> Front:
     return transfer.final.each(lambda tokens: max(start, end if tokens >= end else tokens - tokens % whole))
 
 
+def pieces_of(patch: Patch, ours: Layout) -> Iterator[Patch]:
+    """A patch in pieces of `POST_BYTES` at most, but for layers that have more than that."""
+    shape = _shape(ours)
+    nbytes = patch.span.tokens * shape.token_bytes * (patch.layers.last - patch.layers.first) // shape.layers
+    return patch.split(max(1, -(-nbytes // POST_BYTES)))
+
+
 def plan_patch(transfer: Sending, patch: Patch, ours: Layout) -> Plan:
     """How to copy a patch into the receiver's blocks. Raises `ValueError` when the blocks do not hold it."""
     assert transfer.caller is not None
     theirs = transfer.caller.layout
-    start, layers = transfer.span.start, None if patch.layers == Layers(0, _layer_count(ours)) else patch.layers
+    start, layers = transfer.span.start, None if patch.layers == Layers(0, _shape(ours).layers) else patch.layers
     return plan(patch.span, ours, transfer.blocks, 0, theirs, transfer.remote_blocks, start, layers)
 
 
+class _Shape(NamedTuple):
+    layers: int
+    token_bytes: int
+
+
 @lru_cache(maxsize=16)
-def _layer_count(layout: Layout) -> int:
-    return len(layout.layers)
+def _shape(layout: Layout) -> _Shape:
+    return _Shape(len(layout.layers), layout.token_bytes)

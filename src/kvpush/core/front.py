@@ -18,6 +18,14 @@ class Patch(NamedTuple):
     span: Span
     layers: Layers
 
+    def split(self, pieces: int) -> "Iterator[Patch]":
+        """The same in `pieces` patches of about as many layers each; at most one per layer."""
+        first, last = self.layers
+        pieces = min(pieces, last - first)
+        cuts = [first + (last - first) * cut // pieces for cut in range(pieces + 1)]
+        for layers in pairwise(cuts):
+            yield Patch(self.span, Layers(*layers))
+
 
 class Front(NamedTuple):
     """The tokens [0, `tokens`) in all layers, and [0, `ahead`) in the first `layers` of them."""

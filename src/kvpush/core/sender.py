@@ -355,8 +355,8 @@ class Sender:
             self._step(transfer, SendInput.WITHDRAW, now)
             return
         transfer.posted = ready.front
-        total = transfer.parts + len(ready.plans) if transfer.all_posted and transfer.pinned else 0
-        transfer.committed = bool(total)
+        transfer.committed = transfer.all_posted and transfer.pinned
+        total = transfer.parts + len(ready.plans) if transfer.committed else 0
         for copy in ready.plans:
             self._post(transfer, copy, total, now)
 
@@ -366,7 +366,7 @@ class Sender:
         return transfer is not None and transfer.may_post(now)
 
     def _post(self, transfer: Sending, copy: Plan, total: int, now: float) -> None:
-        """`total`: how many parts the transfer has, 0 while more may come."""
+        """`total`: how many parts the transfer has, which its last notice says; 0 while more may come."""
         assert transfer.caller is not None
         self._last_op += 1
         op = OpId(self._last_op)
@@ -377,7 +377,8 @@ class Sender:
         transfer.descriptors += copy.descriptors
         transfer.at.setdefault("first_posted", now)
         transfer.at["posted"] = now
-        notice = encode_notice(transfer.caller.epoch, transfer.key, transfer.parts - 1, total)
+        parts = total if transfer.parts == total else 0
+        notice = encode_notice(transfer.caller.epoch, transfer.key, transfer.parts - 1, parts)
         self._say(transfer, Writing(transfer.key))
         self._outbox.effect(Post(op, transfer.caller.name, copy, notice))
         self._step(transfer, SendInput.POST, now)
