@@ -148,6 +148,7 @@ def test_preempted_prompt_is_written_again_where_its_writes_had_landed(world: Wo
 
     assert d.received[key].outcome is Outcome.DELIVERED
     assert p.records[-1].nbytes == (8 + 12) * 2 * 4
+    assert p.counts("retracted") == 1
 
 
 def test_prompt_preempted_before_anyone_registered_is_delivered(world: World) -> None:

@@ -92,6 +92,7 @@ class Sender:
             raise LocalProtocolError(f"{command.key}: the prompt is complete, its blocks are not to be used again")
         self._step(transfer, SendInput.RETRACT, now)
         transfer.retract()
+        self._outbox.count("retracted", Reason.OK)
 
     def withdraw(self, command: Withdraw, now: float) -> None:
         """The request ends without delivering."""
