@@ -70,7 +70,8 @@ class Sender:
     def final(self, command: Final, now: float) -> None:
         """Tokens are final. A transfer that has ended already frees its source at once."""
         if command.key in self._retired:
-            self._free_late(command.key, command.request_id, free=command.last)
+            if command.last:
+                self._outbox.event(SourceFree(command.key, command.request_id))
             return
         transfer = self._mine(command.key, command.request_id, now)
         final = transfer.final.grown(command.tokens, command.layers)
@@ -97,7 +98,7 @@ class Sender:
     def withdraw(self, command: Withdraw, now: float) -> None:
         """The request ends without delivering."""
         if command.key in self._retired:
-            self._free_late(command.key, command.request_id, free=True)
+            self._outbox.event(SourceFree(command.key, command.request_id))
             return
         transfer = self._mine(command.key, command.request_id, now)
         self._identify(transfer, command.request_id, "withdrawn", now)
@@ -120,10 +121,6 @@ class Sender:
             detail = f"{key} belongs to request {transfer.request_id}, not to {request_id}"
             raise LocalProtocolError(detail, Reason.DUPLICATE_KEY)
         return transfer
-
-    def _free_late(self, key: Key, request_id: RequestId, *, free: bool) -> None:
-        if free:
-            self._outbox.event(SourceFree(key, request_id))
 
     def _identify(self, transfer: Sending, request_id: RequestId, stage: str, now: float) -> None:
         transfer.request_id = request_id
