@@ -1,10 +1,9 @@
 """A side in a process of its own: NIXL and a transfer thread, no vLLM. It can be killed, stopped and started again."""
 
-import ctypes
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,10 +18,8 @@ from kvpush.core.ids import Address, Key
 from kvpush.core.layout import Span
 from kvpush.transport.nixl import NixlTransport
 
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload([__name__, "nixl._api"])
-_REPLY_S = 120.0
-_CLONE_NEWNET = 0x40000000
+_SPAWN = multiprocessing.get_context("spawn")
+_REPLY_S = 60.0
 
 
 class RemoteSide:
@@ -38,15 +35,11 @@ class RemoteSide:
         secret: str = "",
         protocol: ProtocolConfig = BRISK,
         ucx_tls: str = "",
-        environment: Mapping[str, str] | None = None,
-        netns: str = "",
     ) -> None:
-        """`listen` None picks a free port. `ucx_tls` "" lets UCX choose; "tcp" makes it post asynchronously. `netns` is
-        the network namespace to live in."""
-        self._connection, theirs = _SERVER.Pipe()
-        environment = {**(environment or {}), **({"UCX_TLS": ucx_tls} if ucx_tls else {})}
-        self._process = _SERVER.Process(
-            target=_serve, args=(theirs, name, listen, secret, protocol, environment, netns), daemon=True
+        """`listen` None picks a free port. `ucx_tls` "" lets UCX choose; "tcp" makes it post asynchronously."""
+        self._connection, theirs = _SPAWN.Pipe()
+        self._process = _SPAWN.Process(
+            target=_serve, args=(theirs, name, listen, secret, protocol, ucx_tls), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -129,13 +122,11 @@ def _serve(
     listen: Address | None,
     secret: str,
     protocol: ProtocolConfig,
-    environment: Mapping[str, str],
-    netns: str,
+    ucx_tls: str,
 ) -> None:
     """The child: obey until the parent is gone."""
-    os.environ.update(environment)
-    if netns:
-        _enter(netns)
+    if ucx_tls:
+        os.environ["UCX_TLS"] = ucx_tls
     side = Side(name, lambda: NixlTransport(f"{name}-{os.getpid()}"), secret, protocol)
     if listen:
         side.listen_on(listen)
@@ -146,12 +137,6 @@ def _serve(
         except EOFError:
             return
         _answer(connection, side, method, args)
-
-
-def _enter(netns: str) -> None:
-    with open(f"/run/netns/{netns}") as namespace:
-        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"cannot enter {netns}")
 
 
 def _answer(connection: Connection, side: Side, method: str, args: tuple[Any, ...]) -> None:
