@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[str, ...] = ("UCX",)
     poll_us: int = 100
     switch_us: int = 500
-    push: Push = Push.LAYERWISE
+    push: Push = Push.WHOLE
     model: str = ""
     protocol: ProtocolConfig = ProtocolConfig()
 
