@@ -19,7 +19,7 @@ from kvpush.core.layout import Span
 from kvpush.transport.nixl import NixlTransport
 
 _SPAWN = multiprocessing.get_context("spawn")
-_REPLY_S = 60.0
+_REPLY_S = 240.0
 
 
 class RemoteSide:

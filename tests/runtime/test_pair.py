@@ -12,6 +12,8 @@ from kvpush.core.ids import Address, RequestId
 from kvpush.core.layout import Span
 
 pytest.importorskip("nixl")
+# a child imports torch with NIXL, which takes a busy machine a minute
+pytestmark = pytest.mark.timeout(900)
 
 SPAN = Span(0, 10)
 HERE, THERE = (3, 1, 4), (5, 9, 2)
