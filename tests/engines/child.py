@@ -105,6 +105,7 @@ class EngineChild:
 
     def _add(self, ask: Ask) -> None:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
             n=ask.n,
@@ -115,6 +116,8 @@ class EngineChild:
             stop_token_ids=list(ask.stop_token_ids),
             ignore_eos=True,
             detokenize=False,
+            # several choices come in one output only at the end
+            output_kind=RequestOutputKind.FINAL_ONLY if ask.n > 1 else RequestOutputKind.CUMULATIVE,
             skip_reading_prefix_cache=ask.skip_prefix_cache,
             extra_args={"kv_transfer_params": ask.params} if ask.params else None,
         )
