@@ -42,6 +42,7 @@ def _engine(model: str, scheduling: str) -> tuple[Any, Any]:
         max_num_batched_tokens=512,
         max_num_seqs=16,
         num_gpu_blocks_override=BLOCKS,
+        gpu_memory_utilization=0.2,  # what others use must not matter
         enforce_eager=True,
         enable_prefix_caching=True,
         async_scheduling=scheduling == "async",
