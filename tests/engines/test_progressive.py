@@ -98,6 +98,7 @@ def test_pair_answers_as_one_engine_when_the_decode_engine_has_a_part(pair: Pair
     pair.assert_nothing_held()
 
 
+@pytest.mark.long
 def test_pair_answers_as_one_engine_while_the_prefill_engine_is_short_of_blocks(pair: Pair) -> None:
     """Prompts and answers of other clients do not fit into the prefill engine at once."""
     lengths = random.Random(3).sample(range(200, 900), 12)

@@ -16,7 +16,7 @@ from kvpush.sim.profile import Profile
 from kvpush.sim.settings import ALONE, steps_file
 from kvpush.sim.steplog import LoggedStep, read_steps
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
 
 Asked = tuple[list[int], int]
 
@@ -52,7 +52,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         env={**os.environ, "PYTHONPATH": str(_TESTS)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout.strip().splitlines()[-1])
