@@ -128,7 +128,8 @@ class Quit:
 
 @dataclass(frozen=True)
 class State:
-    """What a test may want to know of an engine. `counted`: kvpush's counters since the start."""
+    """What a test may want to know of an engine. `counted` and `reused` are kvpush's counters since the start, `kept`
+    the finished requests that are kept for another turn."""
 
     free_blocks: int
     requests: int
@@ -136,6 +137,8 @@ class State:
     counted: dict[str, int]
     transfers: dict[str, int]
     nbytes: dict[str, int]
+    reused: int
+    kept: int
 
 
 @dataclass(frozen=True)

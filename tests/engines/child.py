@@ -157,7 +157,7 @@ class EngineChild:
     def _state(self) -> State:
         scheduler = self._core.scheduler
         if self._has_connector and not scheduler.has_requests():
-            self._worker.results()  # an idle engine takes no step, and so hears of nothing
+            self._hear()
         totals = self._counters
         return State(
             free_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
@@ -166,7 +166,17 @@ class EngineChild:
             counted={f"{name} {reason}": number for (name, reason), number in totals.counted.items()},
             transfers={" ".join(how): number for how, number in totals.transfers.items()},
             nbytes={str(role): volume.nbytes for role, volume in totals.volumes.items()},
+            reused=sum(volume.reused for volume in totals.volumes.values()),
+            kept=self._connector._scheduling.kept_requests if self._has_connector else 0,
         )
+
+    def _hear(self) -> None:
+        """An idle engine takes no step, and so hears of nothing: let its connector hear what it would with the next."""
+        from vllm.v1.outputs import KVConnectorOutput
+
+        results, report = self._worker.results(), self._worker.report()
+        output = KVConnectorOutput(finished_sending=results.finished_sending, kv_connector_worker_meta=report)
+        self._connector.update_connector_output(output)
 
     def _quit(self) -> None:
         self._engine.engine_core.shutdown()

@@ -19,10 +19,10 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from kvpush.core.commands import Command
 from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
-from kvpush.core.params import receive_params, send_params
+from kvpush.core.params import Reference, receive_params, send_params
 from kvpush.runtime.counters import Counters
 from kvpush.vllm.connector import KVPushConnector
-from kvpush.vllm.metadata import QuarantineReport
+from kvpush.vllm.metadata import RankReport
 from kvpush.vllm.metrics import EngineStats
 from kvpush.vllm.settings import Push
 
@@ -46,7 +46,7 @@ class Report:
     received: frozenset[str] = frozenset()
     failed: frozenset[str] = frozenset()
     sent: frozenset[str] = frozenset()
-    quarantine: QuarantineReport | None = None
+    told: RankReport | None = None
 
 
 _NOTHING = Report()
@@ -57,14 +57,14 @@ def key_of(number: int) -> Key:
     return Key(TransferId(f"{number:032x}"))
 
 
-def sending(number: int) -> dict[str, Any]:
-    """A prefill leg's parameters."""
-    return send_params(key_of(number))
+def sending(number: int, reuse: int | None = None) -> dict[str, Any]:
+    """A prefill leg's parameters; `reuse`: the key of an earlier turn."""
+    return send_params(key_of(number), None if reuse is None else Reference(key_of(reuse), _TARGET))
 
 
-def receiving(number: int) -> dict[str, Any]:
-    """A decode leg's parameters."""
-    return receive_params(key_of(number), _TARGET)
+def receiving(number: int, keep: int | None = None) -> dict[str, Any]:
+    """A decode leg's parameters; `keep`: the key under which to keep it for another turn."""
+    return receive_params(key_of(number), _TARGET, keep=None if keep is None else key_of(keep))
 
 
 class SchedulerRig:
@@ -78,8 +78,10 @@ class SchedulerRig:
         overlap: Overlap = Overlap.NONE,
         push: Push = Push.WHOLE,
         batched_tokens: int = 1024,
+        **extra: Any,
     ) -> None:
-        self.config = _config(model, role, policy, push, batched_tokens)
+        """`extra` goes into `kv_connector_extra_config`."""
+        self.config = _config(model, role, policy, batched_tokens, {"push": push.value, **extra})
         # the CPU platform switches it off, whatever is asked for
         self.config.scheduler_config.async_scheduling = overlap is Overlap.ASYNC
         self.config.cache_config.num_gpu_blocks = BLOCKS
@@ -141,18 +143,18 @@ def reported(
     received: Iterable[str] = (),
     failed: Iterable[str] = (),
     sent: Iterable[str] = (),
-    quarantine: QuarantineReport | None = None,
+    told: RankReport | None = None,
 ) -> Report:
     """A report; what has failed has been received, too, as vLLM wants it."""
-    return Report(frozenset(received) | frozenset(failed), frozenset(failed), frozenset(sent), quarantine)
+    return Report(frozenset(received) | frozenset(failed), frozenset(failed), frozenset(sent), told)
 
 
-def _config(model: str, role: str, policy: str, push: Push, batched_tokens: int) -> VllmConfig:
+def _config(model: str, role: str, policy: str, batched_tokens: int, extra: dict[str, Any]) -> VllmConfig:
     transfer = {
         "kv_connector": "KVPushConnector",
         "kv_role": role,
         "kv_load_failure_policy": policy,
-        "kv_connector_extra_config": {"push": push.value},
+        "kv_connector_extra_config": extra,
     }
     args = EngineArgs(
         model=model,
@@ -186,6 +188,6 @@ def computed(output: SchedulerOutput, requests: dict[str, Request], report: Repo
             finished_recving=set(report.received),
             failed_recving=set(report.failed),
             finished_sending=set(report.sent),
-            kv_connector_worker_meta=report.quarantine,
+            kv_connector_worker_meta=report.told,
         ),
     )

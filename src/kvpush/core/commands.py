@@ -3,12 +3,15 @@
 The promises that come back (see events.py):
   each `Receive`                    is answered by exactly one `ReceiveEnded`, and that, if it says
                                     `quarantined`, is followed by exactly one `BlocksSafe`
-  each `Final(last=True)`/`Withdraw` is answered by exactly one `SourceFree`
+  each `Final(last=True)`/`Withdraw` is answered by exactly one `SourceFree`, and so is each `Keep`
+  each `Inquire`                    is answered by exactly one `Found`
 """
 
 import msgspec
 
+from kvpush.core.digests import Digests
 from kvpush.core.errors import Reason
+from kvpush.core.events import Purpose
 from kvpush.core.ids import Key, RequestId, Target
 from kvpush.core.layout import Blocks, Span
 
@@ -22,6 +25,16 @@ class Expect(msgspec.Struct, frozen=True, tag=True):
     target: Target
 
 
+class Inquire(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: how many of the tokens that these `digests` speak of does `target` keep under this key? Given after
+    an `Expect` of the same key."""
+
+    key: Key
+    request_id: RequestId
+    target: Target
+    digests: Digests
+
+
 class Receive(msgspec.Struct, frozen=True, tag=True):
     """Receiver: write tokens `span` into `blocks`. Nothing of our own may still write to them (R12)."""
 
@@ -30,6 +43,7 @@ class Receive(msgspec.Struct, frozen=True, tag=True):
     target: Target
     span: Span
     blocks: Blocks
+    purpose: Purpose = Purpose.PROMPT
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -72,6 +86,25 @@ class Retract(msgspec.Struct, frozen=True, tag=True):
     request_id: RequestId
 
 
+class Keep(msgspec.Struct, frozen=True, tag=True):
+    """Sender: the tokens [0, `tokens`) of a request that has finished are final in `blocks`, which stay pinned until
+    `SourceFree`. Whoever asks with the same tokens (`digests`) within `keep_s` seconds can have them."""
+
+    key: Key
+    request_id: RequestId
+    tokens: int
+    blocks: Blocks
+    digests: Digests
+    keep_s: float
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Sender: the blocks of a `Keep` are needed, unless a peer is receiving them already. Its `SourceFree` follows in
+    any case."""
+
+    key: Key
+
+
 class Withdraw(msgspec.Struct, frozen=True, tag=True):
     """Sender: the request ends without delivering (aborted, preempted, failed)."""
 
@@ -85,4 +118,4 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Both: fail or finish every transfer explicitly, then report `Stopped`."""
 
 
-Command = Expect | Receive | Abort | Announce | Final | Retract | Withdraw | Stop
+Command = Expect | Inquire | Receive | Abort | Announce | Final | Retract | Withdraw | Keep | Release | Stop

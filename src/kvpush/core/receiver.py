@@ -64,6 +64,7 @@ class Receiver:
         else:
             _check_expected(transfer, command)
         transfer.span, transfer.blocks, transfer.holds = command.span, command.blocks, True
+        transfer.purpose = command.purpose
         transfer.at["requested"] = now
         self._step(transfer, RecvInput.RECEIVE, now)
         if transfer.end is not None:

@@ -10,7 +10,7 @@ from typing import Self
 import msgspec
 
 from kvpush.core.errors import Reason
-from kvpush.core.events import Counted, Ended, Event, Outcome, PeerChanged, Role, TransferRecord
+from kvpush.core.events import Counted, Ended, Event, Outcome, PeerChanged, Purpose, Role, TransferRecord
 
 BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the histograms' buckets in seconds; one more bucket holds what is longer."""
@@ -58,17 +58,19 @@ class Histogram(msgspec.Struct):
 
 
 class Volume(msgspec.Struct):
-    """What delivered transfers have moved."""
+    """What delivered transfers have moved. `reused`: tokens of it that the receiver would have computed itself."""
 
     tokens: int = 0
     nbytes: int = 0
     descriptors: int = 0
+    reused: int = 0
 
     def merge(self, other: "Volume") -> None:
         """Add another's."""
         self.tokens += other.tokens
         self.nbytes += other.nbytes
         self.descriptors += other.descriptors
+        self.reused += other.reused
 
 
 class Counters(msgspec.Struct):
@@ -98,7 +100,8 @@ class Counters(msgspec.Struct):
         how = (record.role, record.outcome, record.reason)
         self.transfers[how] = self.transfers.get(how, 0) + 1
         if record.outcome is Outcome.DELIVERED:
-            moved = Volume(record.tokens, record.nbytes, record.descriptors)
+            reused = record.tokens if record.purpose is Purpose.CONVERSATION else 0
+            moved = Volume(record.tokens, record.nbytes, record.descriptors, reused)
             self.volumes.setdefault(record.role, Volume()).merge(moved)
             self._add_stages(record)
 

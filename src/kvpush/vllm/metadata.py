@@ -33,13 +33,19 @@ class RankAddress(KVConnectorHandshakeMetadata):
 
 
 @dataclass(frozen=True)
-class QuarantineReport(KVConnectorWorkerMetadata):
-    """Request ids whose blocks a rank cannot call safe yet, and those whose blocks it now can, once per rank."""
+class RankReport(KVConnectorWorkerMetadata):
+    """What ranks say of requests, each rank once, beyond vLLM's own lists. `kept`: their blocks cannot be called safe
+    yet, `released`: now they can. `found`: so many tokens of an earlier turn can be had; `lost`: and then they have not
+    come."""
 
     kept: tuple[str, ...] = ()
     released: tuple[str, ...] = ()
+    found: tuple[tuple[str, int], ...] = ()
+    lost: tuple[str, ...] = ()
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> "QuarantineReport":
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "RankReport":
         """The reports of two ranks as one."""
-        assert isinstance(other, QuarantineReport)
-        return QuarantineReport(self.kept + other.kept, self.released + other.released)
+        assert isinstance(other, RankReport)
+        return RankReport(
+            self.kept + other.kept, self.released + other.released, self.found + other.found, self.lost + other.lost
+        )

@@ -15,8 +15,8 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from kvpush.core.commands import Command, Final, Receive, Withdraw
-from kvpush.core.events import BlocksSafe, Event, Outcome, ReceiveEnded, SourceFree
+from kvpush.core.commands import Command, Final, Inquire, Keep, Receive, Withdraw
+from kvpush.core.events import BlocksSafe, Event, Found, Outcome, Purpose, ReceiveEnded, SourceFree
 from kvpush.core.ids import Address
 from kvpush.runtime.gate import Gate
 from kvpush.runtime.thread import ThreadConfig, TransferThread
@@ -25,7 +25,7 @@ from kvpush.transport.nixl import NixlTransport
 from kvpush.vllm.device import recorder_for
 from kvpush.vllm.layouts import CacheLayout, read_layout
 from kvpush.vllm.localize import localize
-from kvpush.vllm.metadata import QuarantineReport, StepCommands
+from kvpush.vllm.metadata import RankReport, StepCommands
 from kvpush.vllm.ranks import Rank, engine_group, engine_id
 from kvpush.vllm.settings import Push, Settings
 from kvpush.vllm.step_push import StepFinals, StepPush
@@ -39,14 +39,21 @@ logger = logging.getLogger(__name__)
 class _Owed:
     """Request ids that vLLM waits for a word about, from this rank."""
 
-    received: set[str] = field(default_factory=set)
+    received: dict[str, Purpose] = field(default_factory=dict)
     sent: set[str] = field(default_factory=set)
+    found: set[str] = field(default_factory=set)
 
     def note(self, commands: Iterable[Command]) -> None:
         for command in commands:
             if isinstance(command, Receive):
-                self.received.add(command.request_id)
-            elif (isinstance(command, Final) and command.last) or isinstance(command, Withdraw):
+                self.received[command.request_id] = command.purpose
+            elif isinstance(command, Inquire):
+                self.found.add(command.request_id)
+            elif (
+                isinstance(command, Keep)
+                or (isinstance(command, Final) and command.last)
+                or isinstance(command, Withdraw)
+            ):
                 self.sent.add(command.request_id)
 
 
@@ -74,8 +81,7 @@ class WorkerSide:
         self._step: StepPush | None = None
         self._owed = _Owed()
         self._quarantined: set[str] = set()
-        self._kept: list[str] = []
-        self._released: list[str] = []
+        self._report = RankReport()
         self.address: Address | None = None
 
     def start(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -145,39 +151,50 @@ class WorkerSide:
     def _settle(self, event: Event, results: KVConnectorTransferResults) -> None:
         self._on_event(event)
         if isinstance(event, ReceiveEnded) and event.request_id in self._owed.received:
-            self._owed.received.remove(event.request_id)
             results.finished_recving.add(event.request_id)
+            purpose = self._owed.received.pop(event.request_id)
             if event.outcome is not Outcome.DELIVERED:
-                results.failed_recving.add(event.request_id)
+                self._note_failure(event.request_id, purpose, results)
             if event.quarantined:
                 self._quarantined.add(event.request_id)
-                self._kept.append(event.request_id)
+                self._add(kept=(event.request_id,))
         elif isinstance(event, BlocksSafe) and event.request_id in self._quarantined:
             self._quarantined.remove(event.request_id)
-            self._released.append(event.request_id)
+            self._add(released=(event.request_id,))
+        elif isinstance(event, Found) and event.request_id in self._owed.found:
+            self._owed.found.remove(event.request_id)
+            self._add(found=((event.request_id, event.tokens),))
         elif isinstance(event, SourceFree) and event.request_id in self._owed.sent:
             self._owed.sent.remove(event.request_id)
             results.finished_sending.add(event.request_id)
 
-    def quarantine_report(self) -> QuarantineReport | None:
-        """What to tell the scheduler of quarantined blocks, with the `results` of the same step."""
-        if not (self._kept or self._released):
-            return None
-        report = QuarantineReport(tuple(self._kept), tuple(self._released))
-        self._kept, self._released = [], []
-        return report
+    def _note_failure(self, request_id: str, purpose: Purpose, results: KVConnectorTransferResults) -> None:
+        """A prompt that has not come is a matter of vLLM's policy; an earlier turn is just computed again."""
+        if purpose is Purpose.PROMPT:
+            results.failed_recving.add(request_id)
+        else:
+            self._add(lost=(request_id,))
+
+    def _add(self, **fields: tuple[str, ...] | tuple[tuple[str, int], ...]) -> None:
+        self._report = self._report.aggregate(RankReport(**fields))  # type: ignore[arg-type]
+
+    def report(self) -> RankReport | None:
+        """What else to tell the scheduler, with the `results` of the same step."""
+        report, self._report = self._report, RankReport()
+        return None if report == RankReport() else report
 
     def _give_up(self, results: KVConnectorTransferResults) -> None:
         """The thread has died, and its transport with it: nothing is written or read any more."""
-        self._released += self._quarantined
+        owed, self._owed = self._owed, _Owed()
+        self._add(released=tuple(self._quarantined), found=tuple((name, 0) for name in owed.found))
         self._quarantined = set()
-        if not (self._owed.received or self._owed.sent):
+        if not (owed.received or owed.sent):
             return
-        logger.error("kvpush: the transfer thread is dead; %d receives fail", len(self._owed.received))
-        results.finished_recving |= self._owed.received
-        results.failed_recving |= self._owed.received
-        results.finished_sending |= self._owed.sent
-        self._owed = _Owed()
+        logger.error("kvpush: the transfer thread is dead; %d receives fail", len(owed.received))
+        for name, purpose in owed.received.items():
+            self._note_failure(name, purpose, results)
+        results.finished_recving |= owed.received.keys()
+        results.finished_sending |= owed.sent
 
     def stop(self) -> None:
         """End every transfer and the thread; idempotent, bounded by `stop_s`."""
