@@ -14,6 +14,7 @@ pytestmark = pytest.mark.engine
 
 _TURNS = 6
 _BLOCK = 32
+_BLOCKS = 100
 _KEEP_S = 8.0
 _seeds = itertools.count(1)
 
@@ -21,7 +22,14 @@ _seeds = itertools.count(1)
 @pytest.fixture(scope="module", params=[True, False], ids=["prefix caches on", "prefix caches off"])
 def pair(tiny: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[MortalPair]:
     """Two engines that may both send and receive. Prompts that do not come fail, and what is kept is kept shortly."""
-    common = EngineConfig(name="", model=tiny, num_blocks=100, prefix_caching=request.param, extra={"keep_s": _KEEP_S})
+    common = EngineConfig(
+        name="",
+        model=tiny,
+        num_blocks=_BLOCKS,
+        max_model_len=(_BLOCKS - 1) * _BLOCK,
+        prefix_caching=request.param,
+        extra={"keep_s": _KEEP_S},
+    )
     folder = tmp_path_factory.mktemp("engines")
     made = MortalPair(folder, replace(common, name="prefill"), replace(common, name="decode"))
     try:
@@ -114,7 +122,7 @@ def test_turn_whose_blocks_were_needed_for_others_is_computed(pair: MortalPair) 
     alone, talk = reference(pair, seed, 2), Conversation(seed)
     talk.turn(pair.prefill, pair.decode)
     forget(pair.prefill)
-    pair.decode.ask(Ask(request_id=new_id(), prompt=prompt_of(98 * _BLOCK, seed=seed), max_tokens=2))
+    pair.decode.ask(Ask(request_id=new_id(), prompt=prompt_of((_BLOCKS - 2) * _BLOCK, seed=seed), max_tokens=2))
     assert pair.decode.settled().kept == 0
     assert_computed(pair, talk, alone)
 
