@@ -1,4 +1,4 @@
-"""The world of the model check for prompts that are kept for another turn: P keeps one, D asks for it and receives it."""
+"""The world of the model check for prompts that are kept for another turn: P keeps one, D asks and receives it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
