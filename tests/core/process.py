@@ -14,6 +14,7 @@ from kvpush.core.commands import (
     Final,
     Inquire,
     Keep,
+    Promise,
     Receive,
     Release,
     Retract,
@@ -112,6 +113,9 @@ class Process:
     def withdraw(self, key: Key, reason: Reason = Reason.PREFILL_ABORTED) -> None:
         self.world.oracle.promise_source(self, key)
         self._execute(Withdraw(key, request_of(key), reason))
+
+    def promise(self, key: Key) -> None:
+        self._execute(Promise(key))
 
     def keep(self, key: Key, tokens: int, digests: Digests, keep_s: float = 60.0) -> None:
         """A request has finished; what it leaves may be asked for."""

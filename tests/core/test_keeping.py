@@ -146,6 +146,34 @@ def test_prompt_that_was_found_is_kept_while_its_request_waits_for_blocks(world:
     assert p.received[key].outcome is Outcome.DELIVERED
 
 
+def test_question_that_is_faster_than_the_engine_waits_for_the_answer(world: World) -> None:
+    p, d = world.pair()
+    key, other = world.key(), world.key()
+    for each in (key, other):
+        d.promise(each)
+        p.inquire(each, d, KEPT)
+    world.run(0.3)
+    assert not p.found
+    d.keep(key, 45, KEPT)
+    d.release(other)
+    world.run(0.1)
+    assert p.found == {key: 32, other: 0}
+
+
+def test_promise_that_is_kept_too_late_costs_no_more_than_the_time_for_inquiries(world: World) -> None:
+    p, d = world.pair()
+    key = world.key()
+    d.promise(key)
+    p.inquire(key, d, KEPT)
+    world.run(world.config.inquiry_s + 0.1)
+    assert p.found == {key: 0}
+    p.abort(key, Reason.NOT_NEEDED)
+    world.run(1.0)
+    d.keep(key, 45, KEPT, keep_s=5.0)
+    world.run(6.0)
+    assert key not in d.sources
+
+
 # taken back -------------------------------------------------------------------------------------------------
 def test_engine_gets_its_blocks_back_at_once_when_it_needs_them(world: World) -> None:
     p, d = world.pair()

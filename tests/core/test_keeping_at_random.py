@@ -42,6 +42,12 @@ class Chance:
         if len(self.d.free) < 20:
             return
         self.keys.append(self.world.key())
+        if self.luck.random() < 0.3:
+            self.d.promise(self.keys[-1])
+            self.inquire()
+            self.wait()
+        if not self.d.alive or len(self.d.free) < 20:
+            return
         self.d.keep(self.keys[-1], 40, _VARIANTS[-1], keep_s=self.luck.choice((1.0, 30.0)))
 
     def inquire(self) -> None:

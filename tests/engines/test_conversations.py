@@ -135,7 +135,7 @@ def test_turn_that_says_something_else_uses_what_is_the_same(pair: MortalPair) -
     talk.turns[-1] = replace(first, answer=changed)
     prompt = talk.next_prompt()
     turn = talk.turn(pair.prefill, pair.decode)
-    assert turn.not_computed == 48, "45 of the prompt and 10 of the answer are the same"
+    assert 48 - _BLOCK < turn.not_computed <= 48, "45 of the prompt and 10 of the answer are the same"
     settle(pair)
     (plain,) = pair.decode.ask(Ask(request_id=new_id(), prompt=prompt, max_tokens=len(turn.answer)))
     assert turn.answer == plain.tokens

@@ -4,7 +4,7 @@ import pytest
 from engines.scheduler_rig import BLOCKS, Overlap, SchedulerRig, key_of, receiving, reported
 from vllm.v1.request import Request, RequestStatus
 
-from kvpush.core.commands import Keep, Release
+from kvpush.core.commands import Keep, Promise, Release
 from kvpush.core.digests import digests_of
 from kvpush.vllm.tokens import prompt_digests
 
@@ -62,6 +62,15 @@ def test_request_that_did_not_end_well_is_not_kept(rig: SchedulerRig, how: Reque
     rig.step()
     assert not rig.taken(Keep)
     assert rig.free_blocks == rig.free_at_start
+
+
+def test_who_asks_too_early_is_told_what_is_to_come(rig: SchedulerRig) -> None:
+    rig.add("a", 40, receiving(1, keep=101))
+    rig.step()
+    assert rig.taken(Promise) == [Promise(key_of(101))]
+    rig.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    rig.step()
+    assert rig.taken(Release) == [Release(key_of(101))], "nothing is to come after all"
 
 
 def test_oldest_makes_room_when_the_share_is_used_up(rig: SchedulerRig) -> None:

@@ -86,6 +86,13 @@ class Retract(msgspec.Struct, frozen=True, tag=True):
     request_id: RequestId
 
 
+class Promise(msgspec.Struct, frozen=True, tag=True):
+    """Sender: a request is running that is to be kept under this key. Who asks for it meanwhile is answered with the
+    `Keep`, or the `Release` that comes in its place."""
+
+    key: Key
+
+
 class Keep(msgspec.Struct, frozen=True, tag=True):
     """Sender: the tokens [0, `tokens`) of a request that has finished are final in `blocks`, which stay pinned until
     `SourceFree`. Whoever asks with the same tokens (`digests`) within `keep_s` seconds can have them."""
@@ -100,7 +107,7 @@ class Keep(msgspec.Struct, frozen=True, tag=True):
 
 class Release(msgspec.Struct, frozen=True, tag=True):
     """Sender: the blocks of a `Keep` are needed, unless a peer is receiving them already. Its `SourceFree` follows in
-    any case."""
+    any case. Or a `Promise` will not be kept."""
 
     key: Key
 
@@ -118,4 +125,4 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Both: fail or finish every transfer explicitly, then report `Stopped`."""
 
 
-Command = Expect | Inquire | Receive | Abort | Announce | Final | Retract | Withdraw | Keep | Release | Stop
+Command = Expect | Inquire | Receive | Abort | Announce | Final | Retract | Withdraw | Promise | Keep | Release | Stop

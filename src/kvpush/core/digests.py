@@ -25,7 +25,7 @@ NO_DIGESTS = Digests(b"")
 
 def digests_of(tokens: Sequence[int], seed: bytes = b"") -> Digests:
     """One digest after each whole granule of `tokens` (token ids below 2**32). `seed`: what else must be equal for two
-    prompts to have the same KV, such as an adapter's name. Some 1.5 us per granule."""
+    prompts to have the same KV, such as an adapter's name. About 1 us per granule."""
     data = np.asarray(tokens, dtype="<u4").tobytes()
     step = GRANULE * 4
     chain = hashlib.blake2b(seed, digest_size=DIGEST_BYTES, person=b"kvpush")

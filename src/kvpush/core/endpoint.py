@@ -15,6 +15,7 @@ from kvpush.core.commands import (
     Final,
     Inquire,
     Keep,
+    Promise,
     Receive,
     Release,
     Retract,
@@ -111,6 +112,8 @@ class Endpoint:
                 self._sender.retract(command, now)
             case Withdraw():
                 self._sender.withdraw(command, now)
+            case Promise():
+                self._keeper.promise(command)
             case Keep():
                 self._keeper.keep(command, now)
             case Release():

@@ -1,15 +1,18 @@
 """Finished prompts that are kept in case that their conversation goes on elsewhere: the sender's half.
 
 What is kept here is a transfer that nobody has asked for yet. A peer first asks how much of a prompt of its own is kept
-under a key (`Ask`), which is answered by comparing tokens and promises nothing. With its registration, or a cancel,
-the transfer is the `Sender`'s like any other. An engine may take the blocks back at any time before (`Release`);
-when nobody asks for `keep_s`, it gets them back by itself.
+under a key (`Ask`), which is answered by comparing tokens. With its registration, or a cancel, the transfer is the
+`Sender`'s like any other. An engine may take the blocks back at any time before (`Release`); when nobody asks for
+`keep_s`, it gets them back by itself.
+
+A question may be faster than what it asks for, since a client has the last token of an answer before the engine that
+gave it takes its next step. So an engine promises early what it will keep, and questions wait for that.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvpush.core.commands import Final, Keep, Release, Withdraw
+from kvpush.core.commands import Final, Keep, Promise, Release, Withdraw
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.digests import DIGEST_BYTES, tokens_in_common
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
@@ -37,24 +40,36 @@ class Keeper:
         self._sender = sender
         self._inbound = inbound
         self._kept: dict[Key, Kept] = {}
+        self._promised: dict[Key, dict[Epoch, tuple[Caller, Ask]]] = {}
         self._timers: Timers[Key] = Timers(self._deadline_of)
 
     # our engine -----------------------------------------------------------------------------------------
+    def promise(self, command: Promise) -> None:
+        """A prompt will be there to be asked for."""
+        self._promised.setdefault(command.key, {})
+
     def keep(self, command: Keep, now: float) -> None:
         """A prompt is there to be asked for, until `keep_s` from now."""
         if command.key in self._kept:
             raise LocalProtocolError(f"{command.key} is kept already", Reason.DUPLICATE_KEY)
         self._kept[command.key] = Kept(command, now + command.keep_s)
         self._timers.arm(command.key, now + command.keep_s)
+        self._answer_early(command.key, now)
+
+    def _answer_early(self, key: Key, now: float) -> None:
+        for caller, question in self._promised.pop(key, {}).values():
+            self.ask(caller, question, now)
 
     def release(self, command: Release, now: float) -> None:
         """The engine needs the blocks. Where a peer has been faster, this is as good as a withdrawal."""
+        self._answer_early(command.key, now)
         kept = self._kept.get(command.key)
         if kept is not None:
             self._end(kept, Reason.EVICTED, now)
 
     def stop(self, now: float) -> None:
         """Nothing is kept any longer."""
+        self._promised.clear()
         for kept in list(self._kept.values()):
             self._end(kept, Reason.SHUTDOWN, now)
 
@@ -70,6 +85,9 @@ class Keeper:
         """Say how much of the caller's prompt is kept under a key: nothing, when the key is unknown."""
         if len(message.digests) % DIGEST_BYTES:
             raise RemoteProtocolError(Reason.BAD_MESSAGE, f"{len(message.digests)} bytes are no digests", "digests")
+        if message.key in self._promised:
+            self._promised[message.key][caller.epoch] = (caller, message)
+            return
         kept, tokens = self._kept.get(message.key), 0
         if kept is not None:
             tokens = tokens_in_common(kept.command.digests, message.digests)
@@ -100,6 +118,7 @@ class Keeper:
 
     def surrender(self, key: Key, now: float) -> None:
         """From here on a prompt is the sender's; nothing for one that is not kept."""
+        self._promised.get(key, {}).clear()
         kept = self._kept.pop(key, None)
         if kept is not None:
             command = kept.command

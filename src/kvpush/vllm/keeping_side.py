@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.request import Request, RequestStatus
 
-from kvpush.core.commands import Command, Keep, Release
+from kvpush.core.commands import Command, Keep, Promise, Release
 from kvpush.core.digests import GRANULE, NO_DIGESTS
 from kvpush.core.ids import Key, RequestId
 from kvpush.core.layout import Blocks
@@ -67,22 +67,29 @@ class KeepingSide:
         """A request has arrived that is to be kept when it has finished."""
         if self._keeping.share > 0:
             self._wanted[request_id] = key
+            self._say(Promise(key))
 
     def finished(self, request: Request, blocks: tuple[list[int], ...]) -> None:
-        """vLLM is done with a request, and has not freed its blocks yet. All but the last token have been through the
-        model; whole granules of them can be asked for."""
+        """vLLM is done with a request, and has not freed its blocks yet."""
         key = self._wanted.pop(request.request_id, None)
-        if key is None or request.status not in _GOOD_ENDS:
-            return
+        if key is not None and not self._keep(request, key, blocks):
+            self._say(Release(key))
+
+    def _keep(self, request: Request, key: Key, blocks: tuple[list[int], ...]) -> bool:
+        """Whether it can be kept. All but the last token have been through the model; whole granules of them can be
+        asked for."""
+        if request.status not in _GOOD_ENDS:
+            return False
         computed = min(int(request.num_tokens) - 1, int(request.num_computed_tokens))
         tokens = computed - computed % GRANULE
         digests = digests_of_first(request, tokens)
         ids = self._first_blocks(blocks, tokens)
         if digests == NO_DIGESTS or not self._make_room(sum(len(group) for group in ids)):
-            return
+            return False
         self._pins.keep(request.request_id, chain.from_iterable(ids))
         self._kept[request.request_id] = _Kept(key, sum(len(group) for group in ids))
         self._say(Keep(key, RequestId(request.request_id), tokens, ids, digests, self._keeping.seconds))
+        return True
 
     def _first_blocks(self, blocks: tuple[list[int], ...], tokens: int) -> Blocks:
         pairs = zip(blocks, self._block_sizes, strict=True)
