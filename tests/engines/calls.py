@@ -130,8 +130,8 @@ class Quit:
 class State:
     """What a test may want to know of an engine. `counted`, `reused`: kvpush's counters since the start.
 
-    `writes`: NIXL transfer handles that are open. `sockets`: open sockets of the whole process. `kept`: finished requests
-    that are kept for another turn.
+    `writes`: NIXL transfer handles that are open. `sockets`: open sockets of the whole process. `kept`: finished
+    requests that are kept for another turn.
     """
 
     free_blocks: int
