@@ -6,7 +6,20 @@ from typing import TYPE_CHECKING
 
 from core.memory import Memory, make_layout
 
-from kvpush.core.commands import Abort, Announce, Command, Expect, Final, Receive, Retract, Stop, Withdraw
+from kvpush.core.commands import (
+    Abort,
+    Announce,
+    Begin,
+    Command,
+    Disown,
+    Expect,
+    Final,
+    Receive,
+    Retract,
+    Stop,
+    Watch,
+    Withdraw,
+)
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, RemovePeer, SendFrame
 from kvpush.core.endpoint import Endpoint
@@ -17,6 +30,7 @@ from kvpush.core.events import (
     Ended,
     Event,
     PeerChanged,
+    PrefillBegun,
     ReceiveEnded,
     SourceFree,
     Stopped,
@@ -44,6 +58,7 @@ class Process:
         self.destinations: dict[Key, Receive] = {}
         self.sources: dict[Key, Blocks] = {}
         self.received: dict[Key, ReceiveEnded] = {}
+        self.begun: list[Key] = []
         self.quarantined: set[Key] = set()
         self.records: list[TransferRecord] = []
         self.counted: Counter[tuple[str, Reason]] = Counter()
@@ -74,6 +89,10 @@ class Process:
     def announce(self, key: Key) -> None:
         self._execute(Announce(key, request_of(key)))
 
+    def begin(self, key: Key) -> None:
+        """The prompt has every block that it needs."""
+        self._execute(Begin(key, request_of(key)))
+
     def final(self, key: Key, tokens: int, last: bool = True, layers: int | None = None) -> None:
         """The forward pass over the first `tokens` tokens has completed, or its first `layers` layers have."""
         if key not in self.sources:
@@ -99,6 +118,9 @@ class Process:
     def expect(self, key: Key, sender: "Process | Target") -> None:
         self._execute(Expect(key, request_of(key), _target(sender)))
 
+    def watch(self, key: Key) -> None:
+        self._execute(Watch(key, request_of(key)))
+
     def receive(self, key: Key, sender: "Process | Target", tokens: int, start: int = 0) -> Receive:
         """Allocate blocks for the tokens [start, tokens) and ask for them."""
         size = self.layout.groups[0].block_size
@@ -112,6 +134,9 @@ class Process:
 
     def abort(self, key: Key, reason: Reason = Reason.ABORTED) -> None:
         self._execute(Abort(key, reason))
+
+    def disown(self, key: Key, sender: "Process | Target") -> None:
+        self._execute(Disown(key, request_of(key), _target(sender)))
 
     def stop(self) -> None:
         self._execute(Stop())
@@ -180,6 +205,8 @@ class Process:
 
     def _note(self, event: Event) -> None:
         match event:
+            case PrefillBegun(key):
+                self.begun.append(key)
             case ReceiveEnded(key):
                 self.world.oracle.check_received(self, event)
                 self.received[key] = event

@@ -26,9 +26,9 @@ class Role(StrEnum):
 class TransferRecord(msgspec.Struct, kw_only=True):
     """What is known of one ended transfer: one debug log line, and the bench's hand-over split.
 
-    `at` maps a stage name to this process's monotonic clock in seconds. Receiver stages: expected, requested,
-    registered, accepted, noticed, ended. Sender stages: announced, registered, first_posted, final and posted (the
-    last time that more was final, or was posted), written, ended. Missing stages did not happen.
+    `at` maps a stage name to this process's monotonic clock in seconds. Receiver stages: expected, begun, requested,
+    registered, accepted, noticed, ended. Sender stages: announced, begun, registered, first_posted, final and posted
+    (the last time that more was final, or was posted), written, ended. Missing stages did not happen.
     """
 
     key: Key
@@ -44,6 +44,14 @@ class TransferRecord(msgspec.Struct, kw_only=True):
     descriptors: int = 0
     blocks: int = 0
     at: dict[str, float]
+
+
+class PrefillBegun(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a `Watch`: it is time for blocks. Either the sender has begun, or it never will, which a `Receive`
+    will be told."""
+
+    key: Key
+    request_id: RequestId
 
 
 class ReceiveEnded(msgspec.Struct, frozen=True, tag=True):
@@ -102,4 +110,4 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     """Everything asked for by `Stop` has ended; the thread may exit."""
 
 
-Event = ReceiveEnded | BlocksSafe | SourceFree | Ended | Counted | PeerChanged | Stopped
+Event = PrefillBegun | ReceiveEnded | BlocksSafe | SourceFree | Ended | Counted | PeerChanged | Stopped

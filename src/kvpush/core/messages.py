@@ -2,6 +2,7 @@
 
 History
     1  first version: push (Hello .. Beat, Notice)
+    2  Interest, Begun
 
 A frame is a msgpack array `[version, source epoch, destination epoch, message]`. The destination epoch is 0
 in a Hello, which is the only message that may be sent to an unknown process. Remote bytes become frozen
@@ -17,7 +18,7 @@ from kvpush.core.events import Outcome
 from kvpush.core.ids import EngineId, Epoch, Key
 from kvpush.core.layout import Blocks, Layout, Span
 
-VERSION = 1
+VERSION = 2
 
 MAX_KEYS = 65_536
 """Keys in one heartbeat; a receiver with more sends several."""
@@ -51,6 +52,18 @@ class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
     field: _Text
     detail: _Text
     key: Key | None = None
+
+
+class Interest(msgspec.Struct, frozen=True, tag="interest"):
+    """Receiver: say `Begun` when it is time to register. Repeated until answered; idempotent by key."""
+
+    key: Key
+
+
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """Sender: the prompt has every block that it needs here: soon nothing but its registration will be missing."""
+
+    key: Key
 
 
 class Register(msgspec.Struct, frozen=True, tag="register"):
@@ -149,6 +162,8 @@ Message = (
     Hello
     | Welcome
     | Refuse
+    | Interest
+    | Begun
     | Register
     | Accepted
     | Writing

@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from kvpush.core.commands import Command, Final, Receive, Stop, Withdraw
+from kvpush.core.commands import Command, Final, Receive, Stop, Watch, Withdraw
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import ConfigError, Reason
-from kvpush.core.events import Event, Outcome, ReceiveEnded, SourceFree
+from kvpush.core.events import Event, Outcome, PrefillBegun, ReceiveEnded, SourceFree
 from kvpush.core.ids import Address, EngineId, Epoch
 from kvpush.core.layout import Layout
 from kvpush.runtime.auth import check_secret
@@ -163,6 +163,8 @@ class TransferThread:
 
 def _refusal(command: Command) -> list[Event]:
     match command:
+        case Watch(key=key, request_id=request):
+            return [PrefillBegun(key, request)]
         case Receive(key=key, request_id=request):
             detail = "the transfer thread has ended"
             return [ReceiveEnded(key, request, Outcome.FAILED, Reason.SHUTDOWN, detail)]

@@ -35,6 +35,7 @@ from kvpush.core.params import receive_params
 from kvpush.vllm.metadata import RankAddress, StepCommands
 from kvpush.vllm.metrics import EngineMetrics, EngineStats
 from kvpush.vllm.ranks import engine_group, ranks_per_engine
+from kvpush.vllm.reserve import Reserve
 from kvpush.vllm.scheduler_side import SchedulerSide
 from kvpush.vllm.settings import Push, read_settings
 from kvpush.vllm.worker_side import WorkerSide
@@ -67,7 +68,8 @@ class KVPushConnector(KVConnectorBase_V1):
             _check_supported(vllm_config)
             _warn_of_lost_capacity(kv_cache_config)
             sizes = tuple(group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)
-            self._scheduler = SchedulerSide(transfer, sizes, push, self._stats.refuse)
+            reserve = Reserve(settings.reserve_early, min(sizes), vllm_config.model_config.max_model_len)
+            self._scheduler = SchedulerSide(transfer, sizes, push, reserve, self._stats.refuse)
         else:
             self._worker = WorkerSide(vllm_config, kv_cache_config, settings, push, self._stats.add)
 
@@ -104,9 +106,9 @@ class KVPushConnector(KVConnectorBase_V1):
         self._scheduling.request_added(request)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens come from the sender, asynchronously."""
+        """How many tokens come from the sender, asynchronously; None: ask again later."""
         tokens = self._scheduling.remote_tokens(request, num_computed_tokens)
-        return tokens, tokens > 0
+        return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         """Blocks have been allocated for a request."""
@@ -172,7 +174,7 @@ class KVPushConnector(KVConnectorBase_V1):
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """What the scheduler must know beyond the results."""
-        return self._working.quarantine_report()
+        return self._working.report()
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         """Nothing: loads have been running since `bind_connector_metadata`."""

@@ -33,13 +33,15 @@ class RankAddress(KVConnectorHandshakeMetadata):
 
 
 @dataclass(frozen=True)
-class QuarantineReport(KVConnectorWorkerMetadata):
-    """Request ids whose blocks a rank cannot call safe yet, and those whose blocks it now can, once per rank."""
+class RankReport(KVConnectorWorkerMetadata):
+    """What a rank says of requests, by id, beyond what vLLM asks: those whose blocks it cannot call safe yet, and
+    those whose blocks it now can, once per rank; those for which it is time for blocks."""
 
     kept: tuple[str, ...] = ()
     released: tuple[str, ...] = ()
+    begun: tuple[str, ...] = ()
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> "QuarantineReport":
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "RankReport":
         """The reports of two ranks as one."""
-        assert isinstance(other, QuarantineReport)
-        return QuarantineReport(self.kept + other.kept, self.released + other.released)
+        assert isinstance(other, RankReport)
+        return RankReport(self.kept + other.kept, self.released + other.released, self.begun + other.begun)

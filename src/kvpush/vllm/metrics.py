@@ -128,6 +128,7 @@ class EngineMetrics(KVConnectorPromMetrics):
         self._tokens = count("tokens", "Prompt tokens moved by delivered transfers.", "role")
         self._bytes = count("bytes", "Bytes moved by delivered transfers.", "role")
         self._descriptors = count("descriptors", "Descriptors of delivered transfers.", "role")
+        self._idle = count("idle_block_seconds", "Blocks set aside for prompts, times the time until they had come.")
         self._seconds = histogram(
             name=f"{_PREFIX}stage_seconds",
             documentation="How long the stages of delivered transfers took.",
@@ -149,6 +150,7 @@ class EngineMetrics(KVConnectorPromMetrics):
             self._tokens.labels(*labels, role).inc(volume.tokens)
             self._bytes.labels(*labels, role).inc(volume.nbytes)
             self._descriptors.labels(*labels, role).inc(volume.descriptors)
+            self._idle.labels(*labels).inc(volume.idle_block_s)
         for role_name, stage, seconds in stats.seconds:
             self._seconds.labels(*labels, role_name, stage).observe(seconds)
         if stats.listen:

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.request import Request
 
-from kvpush.core.commands import Abort, Command, Expect, Receive
+from kvpush.core.commands import Abort, Command, Disown, Expect, Receive, Watch
 from kvpush.core.errors import ConfigError, Reason
 from kvpush.core.ids import Key, RequestId, Target
 from kvpush.core.layout import Blocks, Span
 from kvpush.core.params import ReceiveParams, SendParams, parse
 from kvpush.vllm.kept import KeptBlocks
 from kvpush.vllm.keys import sub_key
-from kvpush.vllm.metadata import QuarantineReport
+from kvpush.vllm.metadata import RankReport
+from kvpush.vllm.reserve import Reserve
 from kvpush.vllm.sending_side import Handover, SendingSide
 from kvpush.vllm.settings import Push
 from kvpush.vllm.step_push import StepFinals
@@ -51,12 +52,13 @@ class _Stage(Enum):
 class _Receiving:
     """A request whose prompt another engine computes."""
 
-    __slots__ = ("blocks", "computed", "key", "released", "stage", "target")
+    __slots__ = ("begun", "blocks", "computed", "key", "released", "stage", "target")
 
     def __init__(self, key: Key, target: Target) -> None:
         self.key = key
         self.target = target
         self.stage = _Stage.KNOWN
+        self.begun = False  # it is time for blocks, wherever they come from
         self.computed = 0  # tokens that the engine had of its own when it was last asked
         self.blocks: Blocks = ()  # that are being received into
         self.released = False  # vLLM has finished the request and waits for its blocks only
@@ -70,6 +72,7 @@ class SchedulerSide:
         transfer: "KVTransferConfig",
         block_sizes: tuple[int, ...],
         push: Push,
+        reserve: Reserve,
         refused: Callable[[Reason], None],
     ) -> None:
         """`block_sizes`: tokens per block of each cache group. `refused` counts requests with bad parameters."""
@@ -77,7 +80,9 @@ class SchedulerSide:
         self._may_receive = bool(transfer.is_kv_consumer)
         self._role = str(transfer.kv_role)
         self._block_sizes = block_sizes
+        self._reserve = reserve
         self._receiving: dict[str, _Receiving] = {}
+        self._newcomers: list[str] = []
         self._commands: list[Command] = []
         self._sending = SendingSide(push, block_sizes, lambda command: self._commands.append(command))
         self._refused = refused
@@ -87,6 +92,7 @@ class SchedulerSide:
         """vLLM's block pool exists."""
         self.quarantine.bind(pool)
         self._sending.pins.bind(pool)
+        self._reserve.bind(pool)
 
     # requests -------------------------------------------------------------------------------------------
     def request_added(self, request: Request) -> None:
@@ -105,9 +111,13 @@ class SchedulerSide:
         self._check_role(params)
         if isinstance(params, SendParams):
             self._sending.announce(request, key, params.key)
+        elif request.abort_immediately:
+            # vLLM's stand-in for a request that its API has turned away, or that has failed: it has the same key
+            self._commands.append(Disown(key, name, params.target))
         else:
             self._receiving[request_id] = _Receiving(key, params.target)
             self._commands.append(Expect(key, name, params.target))
+            self._newcomers.append(request_id)
 
     def _check_role(self, params: SendParams | ReceiveParams) -> None:
         if isinstance(params, SendParams) and not self._may_send:
@@ -119,16 +129,17 @@ class SchedulerSide:
                 "do_remote_prefill", f"this engine is {self._role}", "Send it to a kv_consumer or kv_both."
             )
 
-    def remote_tokens(self, request: Request, computed: int) -> int:
-        """How many tokens after the first `computed` are to come from the sender. Changes nothing that counts:
-        vLLM may ask again and again before it has blocks."""
+    def remote_tokens(self, request: Request, computed: int) -> int | None:
+        """How many tokens after the first `computed` are to come from the sender; None while it is too early for
+        blocks. Changes nothing that counts: vLLM may ask again and again before it has blocks."""
         record = self._receiving.get(request.request_id)
         if record is None or record.stage is not _Stage.KNOWN or _computes_itself(request):
             return 0
         record.computed = computed
         missing = int(request.num_prompt_tokens) - computed
-        # vLLM computes the last token in any case, to sample from it
-        return missing if missing > 1 else 0
+        if missing <= 1:  # vLLM computes the last token in any case, to sample from it
+            return 0
+        return missing if record.begun or self._reserve.allows(missing) else None
 
     def blocks_allocated(self, request: Request, blocks: "KVCacheBlocks", remote_tokens: int) -> None:
         """vLLM has allocated blocks, `remote_tokens` of them for us to fill."""
@@ -149,7 +160,16 @@ class SchedulerSide:
 
     def step(self, output: "SchedulerOutput") -> StepFinals:
         """A step has been scheduled: what it makes final of prompts that are to be sent."""
+        self._watch_newcomers()
         return self._sending.step(output)
+
+    def _watch_newcomers(self) -> None:
+        """Ask for a word about requests that have come and have got no blocks: they may have to wait for it."""
+        newcomers, self._newcomers = self._newcomers, []
+        for name in newcomers if self._reserve.keeps_back else ():
+            record = self._receiving.get(name)
+            if record is not None and record.stage is _Stage.KNOWN:
+                self._commands.append(Watch(record.key, RequestId(name)))
 
     def request_finished(self, request: Request, blocks: tuple[list[int], ...]) -> Handover | None:
         """vLLM is done with a request. None lets vLLM free its blocks (unless they are still being received)."""
@@ -183,19 +203,26 @@ class SchedulerSide:
         """Leave in the worker's report only the requests that vLLM still waits for; what must not be reused yet
         is kept before vLLM acts on the rest."""
         report = output.kv_connector_worker_meta
-        if isinstance(report, QuarantineReport):
+        if isinstance(report, RankReport):
             self._update_quarantine(report)
+            self._note_begun(report)
         received = output.finished_recving or ()
         output.finished_recving = {name for name in received if self._received(name)}
         output.finished_sending = {name for name in output.finished_sending or () if self._sending.sent(name)}
 
-    def _update_quarantine(self, report: QuarantineReport) -> None:
+    def _update_quarantine(self, report: RankReport) -> None:
         for name in report.kept:
             record = self._receiving.get(name)
             if record is not None:
                 self.quarantine.keep(name, chain.from_iterable(record.blocks))
         for name in report.released:
             self.quarantine.release(name)
+
+    def _note_begun(self, report: RankReport) -> None:
+        for name in report.begun:
+            record = self._receiving.get(name)
+            if record is not None:
+                record.begun = True
 
     def _received(self, request_id: str) -> bool:
         record = self._receiving.get(request_id)

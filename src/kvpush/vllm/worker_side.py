@@ -15,8 +15,8 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from kvpush.core.commands import Command, Final, Receive, Withdraw
-from kvpush.core.events import BlocksSafe, Event, Outcome, ReceiveEnded, SourceFree
+from kvpush.core.commands import Command, Final, Receive, Watch, Withdraw
+from kvpush.core.events import BlocksSafe, Event, Outcome, PrefillBegun, ReceiveEnded, SourceFree
 from kvpush.core.ids import Address
 from kvpush.runtime.gate import Gate
 from kvpush.runtime.thread import ThreadConfig, TransferThread
@@ -25,7 +25,7 @@ from kvpush.transport.nixl import NixlTransport
 from kvpush.vllm.device import recorder_for
 from kvpush.vllm.layouts import CacheLayout, read_layout
 from kvpush.vllm.localize import localize
-from kvpush.vllm.metadata import QuarantineReport, StepCommands
+from kvpush.vllm.metadata import RankReport, StepCommands
 from kvpush.vllm.ranks import Rank, engine_group, engine_id
 from kvpush.vllm.settings import Push, Settings
 from kvpush.vllm.step_push import StepFinals, StepPush
@@ -41,10 +41,14 @@ class _Owed:
 
     received: set[str] = field(default_factory=set)
     sent: set[str] = field(default_factory=set)
+    begun: set[str] = field(default_factory=set)
 
     def note(self, commands: Iterable[Command]) -> None:
         for command in commands:
-            if isinstance(command, Receive):
+            if isinstance(command, Watch):
+                self.begun.add(command.request_id)
+            elif isinstance(command, Receive):
+                self.begun.discard(command.request_id)
                 self.received.add(command.request_id)
             elif (isinstance(command, Final) and command.last) or isinstance(command, Withdraw):
                 self.sent.add(command.request_id)
@@ -76,6 +80,7 @@ class WorkerSide:
         self._quarantined: set[str] = set()
         self._kept: list[str] = []
         self._released: list[str] = []
+        self._begun: list[str] = []
         self.address: Address | None = None
 
     def start(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -152,6 +157,9 @@ class WorkerSide:
             if event.quarantined:
                 self._quarantined.add(event.request_id)
                 self._kept.append(event.request_id)
+        elif isinstance(event, PrefillBegun):
+            self._owed.begun.discard(event.request_id)
+            self._begun.append(event.request_id)
         elif isinstance(event, BlocksSafe) and event.request_id in self._quarantined:
             self._quarantined.remove(event.request_id)
             self._released.append(event.request_id)
@@ -159,18 +167,20 @@ class WorkerSide:
             self._owed.sent.remove(event.request_id)
             results.finished_sending.add(event.request_id)
 
-    def quarantine_report(self) -> QuarantineReport | None:
-        """What to tell the scheduler of quarantined blocks, with the `results` of the same step."""
-        if not (self._kept or self._released):
+    def report(self) -> RankReport | None:
+        """What to tell the scheduler with the `results` of the same step, beyond those."""
+        if not (self._kept or self._released or self._begun):
             return None
-        report = QuarantineReport(tuple(self._kept), tuple(self._released))
-        self._kept, self._released = [], []
+        report = RankReport(tuple(self._kept), tuple(self._released), tuple(self._begun))
+        self._kept, self._released, self._begun = [], [], []
         return report
 
     def _give_up(self, results: KVConnectorTransferResults) -> None:
         """The thread has died, and its transport with it: nothing is written or read any more."""
         self._released += self._quarantined
         self._quarantined = set()
+        self._begun += self._owed.begun
+        self._owed.begun = set()
         if not (self._owed.received or self._owed.sent):
             return
         logger.error("kvpush: the transfer thread is dead; %d receives fail", len(self._owed.received))
