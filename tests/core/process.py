@@ -16,6 +16,7 @@ from kvpush.core.commands import (
     Final,
     Receive,
     Retract,
+    Sampled,
     Stop,
     Watch,
     Withdraw,
@@ -105,6 +106,9 @@ class Process:
             self.world.oracle.promise_source(self, key)
         self._execute(Final(key, request_of(key), tokens, self.sources[key], last, layers))
 
+    def sampled(self, key: Key, token: int | None) -> None:
+        self._execute(Sampled(key, request_of(key), token))
+
     def preempt(self, key: Key) -> None:
         """The engine needs the blocks of a prompt that is not complete, and tells only afterwards."""
         self._give_back(self.sources[key])
@@ -121,13 +125,15 @@ class Process:
     def watch(self, key: Key) -> None:
         self._execute(Watch(key, request_of(key)))
 
-    def receive(self, key: Key, sender: "Process | Target", tokens: int, start: int = 0) -> Receive:
+    def receive(
+        self, key: Key, sender: "Process | Target", tokens: int, start: int = 0, wants_token: bool = False
+    ) -> Receive:
         """Allocate blocks for the tokens [start, tokens) and ask for them."""
         size = self.layout.groups[0].block_size
         count = -(-tokens // size) - start // size
         blocks: Blocks = (tuple(self.free.pop(0) for _ in range(count)),)
         blocks += tuple(tuple(range(count)) for _ in self.layout.groups[1:])
-        command = Receive(key, request_of(key), _target(sender), Span(start, tokens), blocks)
+        command = Receive(key, request_of(key), _target(sender), Span(start, tokens), blocks, wants_token)
         self.destinations[key] = command
         self._execute(command)
         return command

@@ -73,7 +73,7 @@ def fingerprint(endpoint: Endpoint, now: float) -> Print:
     """What an endpoint can be told apart by at `now`."""
     sender, receiver = endpoint._sender, endpoint._receiver
     callers = endpoint._inbound._callers
-    ops = {op: i for i, op in enumerate(sorted(sender._in_flight._keys))}
+    ops = {op: i for i, op in enumerate(sorted(sender._in_flight._ops))}
     return (
         tuple(_sending(t, ops, callers.values(), now) for _, t in sorted(sender._transfers.items())),
         _retired(sender._retired),

@@ -1,6 +1,6 @@
 """vLLM's real scheduler with the real connector, and a worker that answers as it is told: no model, no device."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -12,6 +12,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -79,13 +80,14 @@ class SchedulerRig:
         push: Push = Push.WHOLE,
         batched_tokens: int = 1024,
         reserve_early: float = 0.0,
+        scheduler: Callable[..., Scheduler] = Scheduler,
     ) -> None:
         extra = {"push": push.value, "reserve_early": reserve_early}
         self.config = _config(model, role, policy, extra, batched_tokens)
         # the CPU platform switches it off, whatever is asked for
         self.config.scheduler_config.async_scheduling = overlap is Overlap.ASYNC
         self.config.cache_config.num_gpu_blocks = BLOCKS
-        self.scheduler = Scheduler(
+        self.scheduler = scheduler(
             vllm_config=self.config,
             kv_cache_config=_cache_config(BLOCKS),
             structured_output_manager=StructuredOutputManager(self.config),
@@ -96,6 +98,8 @@ class SchedulerRig:
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK, sha256)
         self.commands: list[Command] = []
+        self.emitted: dict[str, list[int]] = {}
+        self.ended: dict[str, FinishReason] = {}
         self.counters = Counters()
         self.free_at_start = self.free_blocks
 
@@ -143,9 +147,16 @@ class SchedulerRig:
         self.commands += [*output.kv_connector_metadata.commands, *output.kv_connector_metadata.finals.finals]
         results = self.scheduler.update_from_output(output, computed(output, self.scheduler.requests, report))
         for result in results.values():
+            self._note(result)
             if result.scheduler_stats and result.scheduler_stats.kv_connector_stats:
                 self.counters.merge(EngineStats(result.scheduler_stats.kv_connector_stats).counters)
         return output
+
+    def _note(self, result: EngineCoreOutputs) -> None:
+        for output in result.outputs:
+            self.emitted.setdefault(output.request_id, []).extend(output.new_token_ids)
+            if output.finish_reason is not None:
+                self.ended[output.request_id] = output.finish_reason
 
     def taken(self, kind: type[Command]) -> list[Any]:
         """The commands of one kind that have gone to the worker."""

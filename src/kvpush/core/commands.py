@@ -31,13 +31,15 @@ class Watch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Receive(msgspec.Struct, frozen=True, tag=True):
-    """Receiver: write tokens `span` into `blocks`. Nothing of our own may still write to them (R12)."""
+    """Receiver: write tokens `span` into `blocks`. Nothing of our own may still write to them (R12). `wants_token`: the
+    token that the sender has sampled after the prompt is wanted with it, if there is one."""
 
     key: Key
     request_id: RequestId
     target: Target
     span: Span
     blocks: Blocks
+    wants_token: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -88,6 +90,15 @@ class Final(msgspec.Struct, frozen=True, tag=True):
     layers: int | None = None
 
 
+class Sampled(msgspec.Struct, frozen=True, tag=True):
+    """Sender: the token after the prompt, None when there will be none. A receiver that wants it is told that it has
+    everything no sooner than this has been said."""
+
+    key: Key
+    request_id: RequestId
+    token: int | None
+
+
 class Retract(msgspec.Struct, frozen=True, tag=True):
     """Sender: the blocks of this request's `Final(last=False)` commands are being used for something else (it was
     preempted), and may have been since before this command. What was written of them is written again once it is
@@ -110,4 +121,4 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Both: fail or finish every transfer explicitly, then report `Stopped`."""
 
 
-Command = Expect | Watch | Receive | Abort | Disown | Announce | Begin | Final | Retract | Withdraw | Stop
+Command = Expect | Watch | Receive | Abort | Disown | Announce | Begin | Sampled | Final | Retract | Withdraw | Stop

@@ -17,6 +17,7 @@ from kvpush.core.commands import (
     Final,
     Receive,
     Retract,
+    Sampled,
     Stop,
     Watch,
     Withdraw,
@@ -103,6 +104,8 @@ class Endpoint:
                 self._sender.announce(command, now)
             case Begin():
                 self._sender.begin(command, now)
+            case Sampled():
+                self._sender.sampled(command, now)
             case Final():
                 self._sender.final(command, now)
             case Retract():

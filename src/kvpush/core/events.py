@@ -58,7 +58,8 @@ class ReceiveEnded(msgspec.Struct, frozen=True, tag=True):
     """What a `Receive` has come to: the request may go on.
 
     Unless `outcome` is DELIVERED the content of its blocks is undefined and must not be used (R6). Nothing will
-    write to them any more, unless they are `quarantined`: then they must stay out of use until `BlocksSafe`.
+    write to them any more, unless they are `quarantined`: then they must stay out of use until `BlocksSafe`. `token`:
+    what the sender has sampled after the prompt, if that was wanted and there is one.
     """
 
     key: Key
@@ -67,6 +68,7 @@ class ReceiveEnded(msgspec.Struct, frozen=True, tag=True):
     reason: Reason
     detail: str = ""
     quarantined: bool = False
+    token: int | None = None
 
 
 class BlocksSafe(msgspec.Struct, frozen=True, tag=True):

@@ -2,7 +2,7 @@
 
 History
     1  first version: push (Hello .. Beat, Notice)
-    2  Interest, Begun
+    2  Interest, Begun; the first token of the answer (Register.wants_token, Notice.token)
 
 A frame is a msgpack array `[version, source epoch, destination epoch, message]`. The destination epoch is 0
 in a Hello, which is the only message that may be sent to an unknown process. Remote bytes become frozen
@@ -25,6 +25,8 @@ MAX_KEYS = 65_536
 
 _Clock = Annotated[float, msgspec.Meta(ge=0, lt=1e18)]
 """Seconds of a process's monotonic clock. The bounds keep out what does not compare: infinity and not-a-number."""
+
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
@@ -69,13 +71,14 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
 class Register(msgspec.Struct, frozen=True, tag="register"):
     """Receiver: write tokens `span` into `blocks`. Repeated until answered; idempotent by key.
 
-    `echo` as in Heartbeat.
+    `echo` as in Heartbeat. `wants_token`: the last notice shall bring the first token of the answer.
     """
 
     key: Key
     span: Span
     blocks: Blocks
     echo: _Clock
+    wants_token: bool = False
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
@@ -188,13 +191,15 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True):
-    """Travels with each WRITE, after its data. `parts` is the number of parts, on the last one; else 0."""
+    """Travels with each WRITE, after its data. `parts` is the number of parts, on the last one; else 0. `token`: the
+    first one of the answer, on the last part, if the receiver wants it and the sender has sampled it."""
 
     version: int
     destination: Epoch
     key: Key
     part: int
     parts: int
+    token: _Token | None = None
 
 
 _T = TypeVar("_T", Frame, Notice)
@@ -220,9 +225,9 @@ def decode_frame(data: bytes) -> Frame:
     return _checked(_frames, data)
 
 
-def encode_notice(destination: Epoch, key: Key, part: int, parts: int) -> bytes:
+def encode_notice(destination: Epoch, key: Key, part: int, parts: int, token: int | None = None) -> bytes:
     """The notice of one WRITE."""
-    return _encoder.encode(Notice(VERSION, destination, key, part, parts))
+    return _encoder.encode(Notice(VERSION, destination, key, part, parts, token))
 
 
 def decode_notice(data: bytes) -> Notice:

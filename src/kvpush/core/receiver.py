@@ -8,7 +8,7 @@ from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from kvpush.core.events import BlocksSafe, Ended, Outcome, PrefillBegun, ReceiveEnded
 from kvpush.core.ids import Key
 from kvpush.core.layout import Layout, check_blocks
-from kvpush.core.messages import Beat, Cancel, Interest, Notice, Register
+from kvpush.core.messages import Beat, Cancel, Interest, Notice
 from kvpush.core.outbound import Outbound, Session, SessionState
 from kvpush.core.outbox import Outbox
 from kvpush.core.receiving import Receiving
@@ -75,6 +75,7 @@ class Receiver:
         else:
             transfer.check_expected(command)
         transfer.span, transfer.blocks, transfer.holds = command.span, command.blocks, True
+        transfer.wants_token = command.wants_token
         transfer.at["requested"] = now
         self._step(transfer, RecvInput.RECEIVE, now)
         if transfer.end is not None:
@@ -205,6 +206,7 @@ class Receiver:
         self._noticing += not transfer.noticing
         transfer.seen.add(notice.part)
         transfer.parts = max(transfer.parts, notice.parts)
+        transfer.token = notice.token if notice.parts else transfer.token
         if transfer.complete:
             transfer.at["noticed"] = now
             self._step(transfer, RecvInput.COMPLETE, now, (Outcome.DELIVERED, Reason.OK, ""))
@@ -304,7 +306,7 @@ class Receiver:
         session = self._outbound.session(transfer.target, now)
         transfer.sender = session.epoch
         transfer.at.setdefault("registered", now)
-        self._outbound.tell(session, Register(transfer.key, transfer.span, transfer.blocks, session.clock))
+        self._outbound.tell(session, transfer.registration(session.clock))
         limit = transfer.limit_at if transfer.limit_at is not None else now + self._config.peer_timeout_s
         self._wait(transfer, now + self._config.retry_s, limit)
 
@@ -356,7 +358,8 @@ class Receiver:
         if transfer.holds:
             transfer.holds = False
             outcome, reason, detail = transfer.ending
-            ended = ReceiveEnded(transfer.key, transfer.request_id, outcome, reason, detail, transfer.unsafe)
+            token = transfer.token if outcome is Outcome.DELIVERED else None
+            ended = ReceiveEnded(transfer.key, transfer.request_id, outcome, reason, detail, transfer.unsafe, token)
             self._outbox.event(ended)
 
     def _retire(self, transfer: Receiving, now: float) -> None:

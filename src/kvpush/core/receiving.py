@@ -8,6 +8,7 @@ from kvpush.core.errors import LocalProtocolError, Reason
 from kvpush.core.events import Outcome, Role, TransferRecord
 from kvpush.core.ids import Epoch, Key, RequestId, Target
 from kvpush.core.layout import NOTHING, Blocks, Span
+from kvpush.core.messages import Register
 from kvpush.core.sending import Ending
 from kvpush.core.tables import Recv, RecvInput
 
@@ -18,6 +19,7 @@ _NEVER = float("inf")
 class Receiving:
     """One transfer at its receiver.
 
+    `token`: what the sender has sampled after the prompt, if we want it and it has.
     `seen` are the parts whose notices have arrived, of `parts` (0: not known yet). `holds`: our engine waits
     for a ReceiveEnded; `unsafe`: it has had it, and waits for BlocksSafe. `end` is how a transfer that cannot succeed
     any more will end. `retry_at` is when to repeat what was not answered, `limit_at` when to stop waiting.
@@ -36,6 +38,8 @@ class Receiving:
     sender: Epoch | None = None
     seen: set[int] = field(default_factory=set)
     parts: int = 0
+    wants_token: bool = False
+    token: int | None = None
     end: Ending | None = None
     retry_at: float | None = None
     limit_at: float | None = None
@@ -67,6 +71,10 @@ class Receiving:
     def ending(self) -> Ending:
         """How it ends, or has ended."""
         return self.end or (Outcome.FAILED, Reason.ABORTED, "")
+
+    def registration(self, echo: float) -> Register:
+        """What the sender is told. `echo` as in Heartbeat."""
+        return Register(self.key, self.span, self.blocks, echo, self.wants_token)
 
     def check_expected(self, command: Receive) -> None:
         """Raise `LocalProtocolError` unless these may be the blocks that it waits for."""

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterable
 
 from kvpush.core.chunks import next_writes
-from kvpush.core.commands import Announce, Begin, Final, Retract, Withdraw
+from kvpush.core.commands import Announce, Begin, Final, Retract, Sampled, Withdraw
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from kvpush.core.events import Ended, Outcome, SourceFree
-from kvpush.core.front import Front
 from kvpush.core.ids import Epoch, Key, OpId, RequestId
 from kvpush.core.inbound import Caller
 from kvpush.core.inflight import InFlight
@@ -49,7 +48,7 @@ class Sender:
         self._layout = layout
         self._outbox = outbox
         self._transfers: dict[Key, Sending] = {}
-        self._in_flight = InFlight(outbox)
+        self._in_flight = InFlight(config.window_bytes, outbox)
         self._stopping = False
         self._retired = Retired(config.retired_memory_s, config.retired_memory_keys)
         self._timers: Timers[Key] = Timers(self._deadline_of)
@@ -78,6 +77,14 @@ class Sender:
         transfer.begun = True
         transfer.at.setdefault("begun", now)
         self._step(transfer, SendInput.BEGIN, now)
+
+    def sampled(self, command: Sampled, now: float) -> None:
+        """The token after the prompt is known, or there will be none."""
+        if command.key not in self._transfers:
+            return
+        transfer = self._mine(command.key, command.request_id, now)
+        transfer.sampled, transfer.token = True, command.token
+        self._step(transfer, SendInput.SAMPLED, now)
 
     def final(self, command: Final, now: float) -> None:
         """Tokens are final. A transfer that has ended already frees its source at once."""
@@ -116,7 +123,7 @@ class Sender:
         transfer = self._mine(command.key, command.request_id, now)
         transfer.identify(command.request_id, "withdrawn", now)
         transfer.pinned = True
-        self._end_with(transfer, Outcome.FAILED, command.reason, command.detail)
+        transfer.end_with(Outcome.FAILED, command.reason, command.detail)
         self._step(transfer, SendInput.WITHDRAW, now)
 
     def stop(self, now: float) -> None:
@@ -124,7 +131,7 @@ class Sender:
         self._stopping = True
         for transfer in list(self._transfers.values()):
             if transfer.state is not Send.DRAINING:
-                self._end_with(transfer, Outcome.FAILED, Reason.SHUTDOWN, "the sender is stopping")
+                transfer.end_with(Outcome.FAILED, Reason.SHUTDOWN, "the sender is stopping")
                 self._step(transfer, SendInput.WITHDRAW, now)
 
     def _mine(self, key: Key, request_id: RequestId, now: float) -> Sending:
@@ -164,8 +171,7 @@ class Sender:
             return
         transfer = self._transfer(message.key, now)
         if transfer.caller is None:
-            transfer.caller, transfer.span, transfer.remote_blocks = caller, message.span, message.blocks
-            transfer.posted = Front.flat(message.span.start)
+            transfer.register(caller, message)
             transfer.at["registered"] = now
             self._hold(transfer, min(message.echo, now))
         transfer.renew(min(message.echo, now) + self._config.lease_s)
@@ -189,7 +195,7 @@ class Sender:
         transfer = self._transfer(key, now)
         known = transfer.caller
         if known is None or known.epoch == caller.epoch:
-            self._end_with(transfer, Outcome.FAILED, error.reason, str(error))
+            transfer.end_with(Outcome.FAILED, error.reason, str(error))
             self._step(transfer, SendInput.WITHDRAW, now)
         if known is None or known.epoch != caller.epoch:
             raise error
@@ -205,7 +211,7 @@ class Sender:
             raise RemoteProtocolError(Reason.DUPLICATE_KEY, f"{key} was registered by {transfer.caller.name}", "key")
         transfer.caller = caller
         outcome = Outcome.DELIVERED if reason is Reason.NOT_NEEDED else Outcome.FAILED
-        self._end_with(transfer, outcome, reason, "cancelled by the receiver")
+        transfer.end_with(outcome, reason, "cancelled by the receiver")
         transfer.cancelled = True
         self._step(transfer, SendInput.CANCEL, now)
 
@@ -232,7 +238,7 @@ class Sender:
         for transfer in self._transfers.values():
             transfer.watcher = None if transfer.watcher is caller else transfer.watcher
         for transfer in [t for t in self._transfers.values() if t.ends_with(caller)]:
-            self._end_with(transfer, Outcome.FAILED, reason, f"{caller.name} is gone")
+            transfer.end_with(Outcome.FAILED, reason, f"{caller.name} is gone")
             self._step(transfer, SendInput.PEER_LOST, now)
 
     # the transport --------------------------------------------------------------------------------------
@@ -246,7 +252,7 @@ class Sender:
         transfer.ops.discard(op)
         transfer.torn.discard(op)
         if error:
-            self._end_with(transfer, Outcome.FAILED, Reason.TRANSPORT, error)
+            transfer.end_with(Outcome.FAILED, Reason.TRANSPORT, error)
             self._step(transfer, SendInput.WRITE_FAILED, now)
         if transfer.ops:
             return
@@ -254,7 +260,7 @@ class Sender:
             self._step(transfer, SendInput.STOPPED, now)
         elif transfer.state is Send.WRITING and transfer.committed:
             transfer.at["written"] = now
-            self._end_with(transfer, Outcome.DELIVERED, Reason.OK, "")
+            transfer.end_with(Outcome.DELIVERED, Reason.OK, "")
             self._step(transfer, SendInput.COMPLETE, now)
         elif transfer.state is Send.WRITING:
             self._step(transfer, SendInput.PAUSE, now)
@@ -280,7 +286,7 @@ class Sender:
         unannounced = transfer.never_announced_at(self._config) <= now
         reason = Reason.NEVER_ANNOUNCED if unannounced else Reason.LEASE_EXPIRED
         self._outbox.count("lease_expired", reason)
-        self._end_with(transfer, Outcome.EXPIRED, reason, f"nothing was heard for {now - transfer.began:.1f} s")
+        transfer.end_with(Outcome.EXPIRED, reason, f"nothing was heard for {now - transfer.began:.1f} s")
         self._step(transfer, SendInput.EXPIRE, now)
 
     def next_deadline(self) -> float | None:
@@ -314,11 +320,6 @@ class Sender:
             else:
                 self._actions[action](transfer, now)
 
-    def _end_with(self, transfer: Sending, outcome: Outcome, reason: Reason, detail: str) -> None:
-        """The first cause is the one that is reported."""
-        if transfer.end is None:
-            transfer.end = (outcome, reason, detail)
-
     def _answer(self, transfer: Sending, now: float) -> None:
         if transfer.begun and transfer.watcher is not None:
             self._tell(transfer.watcher, Begun(transfer.key))
@@ -326,6 +327,7 @@ class Sender:
 
     def _close(self, transfer: Sending, now: float) -> None:
         """Writes have `drain_s` to stop, but never so long that the receiver may use their blocks again."""
+        self._in_flight.give_up(transfer)
         transfer.drain_until = min(now + self._config.drain_s, transfer.fence(now, self._config))
         self._timers.arm(transfer.key, transfer.drain_until)
 
@@ -358,11 +360,11 @@ class Sender:
         try:
             ready = next_writes(transfer, self._layout)
         except ValueError as error:
-            self._end_with(transfer, Outcome.FAILED, Reason.SPAN_NOT_COVERED, str(error))
+            transfer.end_with(Outcome.FAILED, Reason.SPAN_NOT_COVERED, str(error))
             self._step(transfer, SendInput.WITHDRAW, now)
             return
         transfer.posted = ready.front
-        transfer.committed = transfer.all_posted and transfer.pinned
+        transfer.committed = transfer.all_posted and transfer.may_commit
         total = transfer.parts + len(ready.plans) if transfer.committed else 0
         for copy in ready.plans:
             self._post(transfer, copy, total, now)

@@ -25,10 +25,11 @@ class Sending:
     `final` is final in `blocks`, and `posted` has been posted, in `parts` writes, of which `ops` are still in flight;
     `torn` are those that may have read blocks in other use: what they carried is posted again when they have stopped.
     `watcher`: a receiver that wants to know when the prompt has `begun`, or that it never will.
+    `sampled`: the first `token` of the answer is known, or there will be none; a receiver may want to wait for it.
     `pinned`: the prompt is complete, and our engine waits for a SourceFree; `committed`: the receiver learns how many
     parts there are, and with the last of them that it has everything. `end` is how a transfer that is
     draining will end, `drain_until` when its writes should have stopped; `cancelled` whether the receiver waits for
-    Drained rather than Failed.
+    Drained rather than Failed. `clock`: bytes, see `InFlight`.
     """
 
     key: Key
@@ -37,6 +38,9 @@ class Sending:
     request_id: RequestId | None = None
     watcher: Caller | None = None
     begun: bool = False
+    sampled: bool = False
+    token: int | None = None
+    wants_token: bool = False
     final: Front = NOWHERE
     blocks: Blocks = ()
     pinned: bool = False
@@ -52,6 +56,7 @@ class Sending:
     drain_until: float | None = None
     end: Ending | None = None
     cancelled: bool = False
+    clock: int = 0
     nbytes: int = 0
     descriptors: int = 0
     at: dict[str, float] = field(default_factory=dict)
@@ -62,9 +67,19 @@ class Sending:
         return self.caller is not None and self.posted.tokens >= self.span.end
 
     @property
+    def may_commit(self) -> bool:
+        """Whether the receiver may be told that it has everything, once it has."""
+        return self.pinned and (self.sampled or not self.wants_token)
+
+    @property
     def ending(self) -> Ending:
         """How it ends, or has ended."""
         return self.end or (Outcome.FAILED, Reason.TRANSPORT, "")
+
+    def end_with(self, outcome: Outcome, reason: Reason, detail: str) -> None:
+        """The first cause is the one that is reported."""
+        if self.end is None:
+            self.end = (outcome, reason, detail)
 
     def may_post(self, now: float) -> bool:
         """Whether a write may be posted now (R2)."""
@@ -80,10 +95,15 @@ class Sending:
         self.at.setdefault("first_posted", now)
         self.at["posted"] = now
 
+    def register(self, caller: Caller, message: Register) -> None:
+        """A receiver asks for it."""
+        self.caller, self.span, self.remote_blocks = caller, message.span, message.blocks
+        self.posted, self.wants_token = Front.flat(message.span.start), message.wants_token
+
     def is_registered_as(self, caller: Caller, message: Register) -> bool:
         """Whether a registration is a repetition of the one that there is."""
         same = self.caller is not None and self.caller.epoch == caller.epoch and self.span == message.span
-        return same and self.remote_blocks == message.blocks
+        return same and (self.remote_blocks, self.wants_token) == (message.blocks, message.wants_token)
 
     def ends_with(self, caller: Caller) -> bool:
         """Whether it ends when this receiver is gone: it is registered, or nobody else has asked for it."""

@@ -35,6 +35,7 @@ class SendInput(StrEnum):
     ANNOUNCE = "announce"
     WATCH = "watch"  # a receiver wants to know when it has begun
     BEGIN = "begin"  # it has
+    SAMPLED = "sampled"  # the token after the prompt is known, or there will be none
     FINAL = "final"
     REGISTER = "register"
     POST = "post"  # there is something to write and it is being posted
@@ -82,6 +83,7 @@ SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.WATCHED, H.PEER_LOST): (S.RETIRED, (A.RETIRE,)),
     (S.ANNOUNCED, H.WATCH): (S.ANNOUNCED, (A.ANSWER,)),
     (S.ANNOUNCED, H.BEGIN): (S.ANNOUNCED, (A.ANSWER,)),
+    (S.ANNOUNCED, H.SAMPLED): (S.ANNOUNCED, ()),
     (S.ANNOUNCED, H.FINAL): (S.HELD, (A.ANSWER,)),
     (S.ANNOUNCED, H.RETRACT): (S.ANNOUNCED, ()),
     (S.ANNOUNCED, H.REGISTER): (S.WAITING, (A.ACCEPT,)),
@@ -89,6 +91,7 @@ SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.ANNOUNCED, H.WITHDRAW): (S.RETIRED, (A.TELL, A.RETIRE)),
     (S.HELD, H.WATCH): (S.HELD, (A.ANSWER,)),
     (S.HELD, H.BEGIN): (S.HELD, (A.ANSWER,)),
+    (S.HELD, H.SAMPLED): (S.HELD, ()),
     (S.HELD, H.FINAL): (S.HELD, (A.ANSWER,)),
     (S.HELD, H.RETRACT): (S.HELD, ()),
     (S.HELD, H.REGISTER): (S.WAITING, (A.ACCEPT, A.ADVANCE)),
@@ -98,6 +101,7 @@ SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.WAITING, H.ANNOUNCE): (S.WAITING, ()),
     (S.WAITING, H.WATCH): (S.WAITING, ()),
     (S.WAITING, H.BEGIN): (S.WAITING, ()),
+    (S.WAITING, H.SAMPLED): (S.WAITING, (A.ADVANCE,)),
     (S.WAITING, H.FINAL): (S.WAITING, (A.ADVANCE,)),
     (S.WAITING, H.RETRACT): (S.WAITING, ()),
     (S.WAITING, H.REGISTER): (S.WAITING, (A.ACCEPT,)),
@@ -109,6 +113,7 @@ SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.WRITING, H.ANNOUNCE): (S.WRITING, ()),
     (S.WRITING, H.WATCH): (S.WRITING, ()),
     (S.WRITING, H.BEGIN): (S.WRITING, ()),
+    (S.WRITING, H.SAMPLED): (S.WRITING, (A.ADVANCE,)),
     (S.WRITING, H.FINAL): (S.WRITING, (A.ADVANCE,)),
     (S.WRITING, H.RETRACT): (S.WRITING, ()),
     (S.WRITING, H.REGISTER): (S.WRITING, (A.ACCEPT,)),
@@ -123,6 +128,7 @@ SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.DRAINING, H.ANNOUNCE): (S.DRAINING, ()),
     (S.DRAINING, H.WATCH): (S.DRAINING, ()),
     (S.DRAINING, H.BEGIN): (S.DRAINING, ()),
+    (S.DRAINING, H.SAMPLED): (S.DRAINING, ()),
     (S.DRAINING, H.FINAL): (S.DRAINING, ()),
     (S.DRAINING, H.RETRACT): (S.DRAINING, ()),
     (S.DRAINING, H.REGISTER): (S.DRAINING, ()),

@@ -19,6 +19,7 @@ from kvpush.core.layout import Layout
 from kvpush.runtime.auth import check_secret
 from kvpush.runtime.control import ControlChannel
 from kvpush.runtime.driver import STOP_GRACE_S, Driver
+from kvpush.runtime.local import Outlet
 from kvpush.runtime.mailbox import Mailbox
 from kvpush.runtime.sockets import ControlConfig
 from kvpush.transport.base import Transport
@@ -67,6 +68,7 @@ class TransferThread:
         self._mailbox = Mailbox()
         self._ready: Future[Address] = Future()
         self._driver: Driver | None = None
+        self.local_path = ""
         self._ended = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"kvpush-{config.engine_id}", daemon=True)
@@ -145,6 +147,9 @@ class TransferThread:
         transport.register(self._layout.regions, self._layout.memory)
         epoch = Epoch(secrets.randbits(63))
         endpoint = Endpoint(config.protocol, config.engine_id, epoch, self._layout, transport.metadata)
+        outlet = Outlet()
+        closing.callback(outlet.close)
+        self.local_path = outlet.path
         driver = Driver(
             endpoint,
             transport,
@@ -152,6 +157,7 @@ class TransferThread:
             self._mailbox,
             poll_s=config.poll_us / 1e6,
             stop_s=config.protocol.stop_s,
+            outlet=outlet,
         )
         return driver, channel.address
 

@@ -60,6 +60,10 @@ class EngineStats(KVConnectorStats):
         """Count a request whose parameters could not be used."""
         self.counters.add(Counted("request_refused", reason))
 
+    def first_token(self, reason: Reason) -> None:
+        """Count a request that began with its sender's first token (OK), or why it did not."""
+        self.counters.add(Counted("first_token", reason))
+
     def take(self) -> "EngineStats | None":
         """What has been counted since the last call, None for nothing."""
         if self.is_empty():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.request import Request, RequestStatus
 
-from kvpush.core.commands import Announce, Begin, Command, Final, Retract, Withdraw
+from kvpush.core.commands import Announce, Begin, Command, Final, Retract, Sampled, Withdraw
 from kvpush.core.errors import Reason
 from kvpush.core.ids import Key, RequestId
 from kvpush.core.layout import Blocks
@@ -177,6 +177,7 @@ class SendingSide:
                 self._hand_over(request, record, blocks)
                 return Handover(record.api_key, True)
             case _Stage.COMPLETE:
+                self._say_token(request, record)
                 keep = self._leave(request, record, blocks)
                 return Handover(record.api_key, keep)
             case _:
@@ -196,7 +197,14 @@ class SendingSide:
         tokens = int(request.num_prompt_tokens)
         record.stage = _Stage.KEPT
         ids = self._first_blocks(blocks, tokens)
+        self._say_token(request, record)
         self._say(Final(record.key, RequestId(request.request_id), tokens, ids))
+
+    def _say_token(self, request: Request, record: _Sending) -> None:
+        """The engine that gets the prompt may want to begin with the token that was sampled here."""
+        sampled = request.status in _GOOD_ENDS and request.num_output_tokens
+        token = int(request.output_token_ids[0]) if sampled else None
+        self._say(Sampled(record.key, RequestId(request.request_id), token))
 
     def _leave(self, request: Request, record: _Sending, blocks: tuple[list[int], ...]) -> bool:
         """Whether vLLM is to keep the blocks: not if it has computed the prompt again, in others."""

@@ -34,6 +34,8 @@ _C = TypeVar("_C", bound=Command)
 
 logger = logging.getLogger(__name__)
 
+_NOTHING = RankReport()
+
 
 @dataclass
 class _Owed:
@@ -81,7 +83,9 @@ class WorkerSide:
         self._kept: list[str] = []
         self._released: list[str] = []
         self._begun: list[str] = []
+        self._tokens: list[tuple[str, int]] = []
         self.address: Address | None = None
+        self.local_path = ""
 
     def start(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Read the caches' layout and start the transfer thread.
@@ -101,6 +105,7 @@ class WorkerSide:
         )
         thread = TransferThread(thread_config, cache.layout, self._make_transport)
         self.address = thread.start()
+        self.local_path = thread.local_path
         self._rank, self._cache, self._thread = rank, cache, thread
         self._gate = Gate(thread.submit, f"kvpush-gate-{thread_config.engine_id}")
         device = next(iter(kv_caches.values())).device
@@ -157,6 +162,8 @@ class WorkerSide:
             if event.quarantined:
                 self._quarantined.add(event.request_id)
                 self._kept.append(event.request_id)
+            if event.token is not None:
+                self._tokens.append((event.request_id, event.token))
         elif isinstance(event, PrefillBegun):
             self._owed.begun.discard(event.request_id)
             self._begun.append(event.request_id)
@@ -169,11 +176,9 @@ class WorkerSide:
 
     def report(self) -> RankReport | None:
         """What to tell the scheduler with the `results` of the same step, beyond those."""
-        if not (self._kept or self._released or self._begun):
-            return None
-        report = RankReport(tuple(self._kept), tuple(self._released), tuple(self._begun))
-        self._kept, self._released, self._begun = [], [], []
-        return report
+        report = RankReport(tuple(self._kept), tuple(self._released), tuple(self._begun), tuple(self._tokens))
+        self._kept, self._released, self._begun, self._tokens = [], [], [], []
+        return report if report != _NOTHING else None
 
     def _give_up(self, results: KVConnectorTransferResults) -> None:
         """The thread has died, and its transport with it: nothing is written or read any more."""
