@@ -54,7 +54,8 @@ def reused(url: str) -> int:
 
 
 def test_conversation_over_two_prefill_and_two_decode_engines(tmp_path: Path) -> None:
-    spec = make_spec("tiny", prefill=2, decode=2, conversations=ConversationMode.ON, log_dir=tmp_path, vllm_args=_SMALL)
+    mode, args = ConversationMode.ON, _SMALL
+    spec = make_spec("tiny", prefill=2, decode=2, block_size=32, conversations=mode, log_dir=tmp_path, vllm_args=args)
     left = [45 * turn + _ANSWERED * turn - 1 for turn in range(1, _TURNS)]
     all_that_was_held = sum(tokens - tokens % GRANULE for tokens in left)
     with Cluster(spec) as cluster:

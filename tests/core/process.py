@@ -9,7 +9,9 @@ from core.memory import Memory, make_layout
 from kvpush.core.commands import (
     Abort,
     Announce,
+    Begin,
     Command,
+    Disown,
     Expect,
     Final,
     Inquire,
@@ -18,7 +20,9 @@ from kvpush.core.commands import (
     Receive,
     Release,
     Retract,
+    Sampled,
     Stop,
+    Watch,
     Withdraw,
 )
 from kvpush.core.config import ProtocolConfig
@@ -33,6 +37,7 @@ from kvpush.core.events import (
     Event,
     Found,
     PeerChanged,
+    PrefillBegun,
     Purpose,
     ReceiveEnded,
     SourceFree,
@@ -61,6 +66,7 @@ class Process:
         self.destinations: dict[Key, Receive] = {}
         self.sources: dict[Key, Blocks] = {}
         self.received: dict[Key, ReceiveEnded] = {}
+        self.begun: list[Key] = []
         self.quarantined: set[Key] = set()
         self.found: dict[Key, int] = {}
         self.records: list[TransferRecord] = []
@@ -92,6 +98,10 @@ class Process:
     def announce(self, key: Key) -> None:
         self._execute(Announce(key, request_of(key)))
 
+    def begin(self, key: Key) -> None:
+        """The prompt has every block that it needs."""
+        self._execute(Begin(key, request_of(key)))
+
     def final(self, key: Key, tokens: int, last: bool = True, layers: int | None = None) -> None:
         """The forward pass over the first `tokens` tokens has completed, or its first `layers` layers have."""
         if key not in self.sources:
@@ -103,6 +113,9 @@ class Process:
         if last:
             self.world.oracle.promise_source(self, key)
         self._execute(Final(key, request_of(key), tokens, self.sources[key], last, layers))
+
+    def sampled(self, key: Key, token: int | None) -> None:
+        self._execute(Sampled(key, request_of(key), token))
 
     def preempt(self, key: Key) -> None:
         """The engine needs the blocks of a prompt that is not complete, and tells only afterwards."""
@@ -135,20 +148,28 @@ class Process:
     def expect(self, key: Key, sender: "Process | Target") -> None:
         self._execute(Expect(key, request_of(key), _target(sender)))
 
-    def receive(self, key: Key, sender: "Process | Target", tokens: int, start: int = 0) -> Receive:
+    def watch(self, key: Key) -> None:
+        self._execute(Watch(key, request_of(key)))
+
+    def receive(
+        self, key: Key, sender: "Process | Target", tokens: int, start: int = 0, wants_token: bool = False
+    ) -> Receive:
         """Allocate blocks for the tokens [start, tokens) and ask for them."""
         size = self.layout.groups[0].block_size
         count = -(-tokens // size) - start // size
         blocks: Blocks = (tuple(self.free.pop(0) for _ in range(count)),)
         blocks += tuple(tuple(range(count)) for _ in self.layout.groups[1:])
         purpose = Purpose.CONVERSATION if key in self.found else Purpose.PROMPT
-        command = Receive(key, request_of(key), _target(sender), Span(start, tokens), blocks, purpose)
+        command = Receive(key, request_of(key), _target(sender), Span(start, tokens), blocks, wants_token, purpose)
         self.destinations[key] = command
         self._execute(command)
         return command
 
     def abort(self, key: Key, reason: Reason = Reason.ABORTED) -> None:
         self._execute(Abort(key, reason))
+
+    def disown(self, key: Key, sender: "Process | Target") -> None:
+        self._execute(Disown(key, request_of(key), _target(sender)))
 
     def stop(self) -> None:
         self._execute(Stop())
@@ -217,6 +238,8 @@ class Process:
 
     def _note(self, event: Event) -> None:
         match event:
+            case PrefillBegun(key):
+                self.begun.append(key)
             case ReceiveEnded(key):
                 self.world.oracle.check_received(self, event)
                 self.received[key] = event

@@ -19,6 +19,7 @@ class EngineConfig:
     num_blocks: int | None = None
     failure_policy: str = "fail"
     dtype: str = "float32"
+    scheduler_cls: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -118,7 +119,8 @@ class Go:
 
 @dataclass(frozen=True)
 class Reset:
-    """Empty the prefix cache, once the engine has settled; answered by whether it worked."""
+    """Empty the prefix cache, and let go of what is kept for other turns, once the engine has settled; answered by
+    whether it worked."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ from engines.calls import (
     State,
 )
 
-from kvpush.core.events import Event
+from kvpush.core.errors import Reason
+from kvpush.core.events import Counted, Event
 from kvpush.runtime.counters import Counters
 
 _IDLE_S = 0.001
@@ -76,6 +77,13 @@ class EngineChild:
             inner(event)
 
         self._worker._on_event = both
+        counting = self._connector.first_tokens._count
+
+        def count(reason: Reason) -> None:
+            self._counters.add(Counted("first_token", reason))
+            counting(reason)
+
+        self._connector.first_tokens._count = count
 
     def run(self) -> None:
         """Announce the engine, then step and answer until told to quit."""
@@ -104,6 +112,8 @@ class EngineChild:
             case Look():
                 return self._calls.send(self._state())
             case Collect() | Settle() | Reset():
+                if isinstance(call, Reset) and self._has_connector:
+                    self._connector.reset_cache()
                 self._waiting = call
                 return None
         return self._calls.send(None)
@@ -144,7 +154,7 @@ class EngineChild:
                 self._reply(tuple(answer for answer in answers if answer is not None))
             case Settle() if not self._core.scheduler.has_requests():
                 self._reply(self._state())
-            case Reset() if not self._core.scheduler.has_requests():
+            case Reset() if not self._core.scheduler.has_requests() and not self._state().kept:
                 self._reply(self._core.reset_prefix_cache())
 
     def _reply(self, answer: object) -> None:
@@ -223,6 +233,7 @@ def _make_engine(config: EngineConfig) -> Any:
         num_gpu_blocks_override=config.num_blocks,
         kv_transfer_config=transfer if config.role else None,
         disable_log_stats=True,
+        scheduler_cls=config.scheduler_cls,
         seed=0,
     )
     return LLMEngine.from_engine_args(args)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from engines.calls import Ask, EngineConfig
-from engines.harness import EngineProcess, eventually, new_id, prompt_of
+from engines.harness import eventually, new_id, prompt_of
 from engines.mortal import MortalPair
 from engines.talk import Conversation, Turn
 
@@ -50,16 +50,9 @@ def reference(pair: MortalPair, seed: int, turns: int = _TURNS) -> Conversation:
 
 
 def settle(pair: MortalPair) -> None:
-    """Let go of what is kept, by time, and forget the rest."""
-    eventually(lambda: pair.decode.settled().kept + pair.prefill.settled().kept == 0)
-    forget(pair.prefill)
-    forget(pair.decode)
-
-
-def forget(engine: EngineProcess) -> None:
-    """Empty a prefix cache, if there is one."""
-    if engine.config.prefix_caching:
-        engine.forget()
+    """Let go of everything."""
+    pair.decode.settled()
+    pair.forget()
 
 
 def assert_same(turn: Turn, alone: Conversation) -> None:
@@ -113,7 +106,8 @@ def test_turn_that_comes_late_is_computed(pair: MortalPair) -> None:
     seed = next(_seeds)
     alone, talk = reference(pair, seed, 2), Conversation(seed)
     talk.turn(pair.prefill, pair.decode)
-    settle(pair)
+    eventually(lambda: pair.decode.settled().kept == 0)
+    pair.forget()
     assert_computed(pair, talk, alone)
 
 
@@ -121,7 +115,7 @@ def test_turn_whose_blocks_were_needed_for_others_is_computed(pair: MortalPair) 
     seed = next(_seeds)
     alone, talk = reference(pair, seed, 2), Conversation(seed)
     talk.turn(pair.prefill, pair.decode)
-    forget(pair.prefill)
+    pair.prefill.forget()
     pair.decode.ask(Ask(request_id=new_id(), prompt=prompt_of((_BLOCKS - 2) * _BLOCK, seed=seed), max_tokens=2))
     assert pair.decode.settled().kept == 0
     assert_computed(pair, talk, alone)
@@ -146,7 +140,7 @@ def test_turn_whose_decode_engine_was_restarted_is_computed(pair: MortalPair) ->
     seed = next(_seeds)
     alone, talk = reference(pair, seed, 2), Conversation(seed)
     talk.turn(pair.prefill, pair.decode)
-    forget(pair.prefill)
+    pair.prefill.forget()
     pair.decode.kill()
     pair.restart_decode()
     assert_computed(pair, talk, alone)

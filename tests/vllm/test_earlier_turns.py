@@ -46,7 +46,7 @@ def test_sender_asks_receives_what_is_found_and_computes_the_rest(rig: Scheduler
     assert [expect.key for expect in rig.taken(Expect)] == [key_of(2)]
     assert rig.free_blocks == rig.free_at_start, "no block is taken before it is known what is there"
 
-    rig.step(reported(told=found(48)))
+    rig.step(reported(more=found(48)))
     rig.step()
     (receive,) = rig.taken(Receive)
     assert (receive.key, receive.span, receive.purpose) == (key_of(2), Span(0, 48), Purpose.CONVERSATION)
@@ -62,7 +62,7 @@ def test_sender_receives_only_what_its_own_cache_lacks(rig: SchedulerRig) -> Non
     warm = rig.add("a#warm", 33, None)
     finish(rig, warm)
     rig.add("a#cold", 100, sending(1, reuse=2))
-    rig.step(reported(told=found(80, "a#cold")))
+    rig.step(reported(more=found(80, "a#cold")))
     rig.step()
     assert [receive.span for receive in rig.taken(Receive)] == [Span(32, 80)]
 
@@ -72,7 +72,7 @@ def test_sender_computes_at_once_when_there_is_nothing_for_it(rig: SchedulerRig,
     warm = rig.add("a#warm", 33, None)
     finish(rig, warm)
     request = rig.add("a#cold", 100, sending(1, reuse=2))
-    rig.step(reported(told=found(tokens, "a#cold")))
+    rig.step(reported(more=found(tokens, "a#cold")))
     assert rig.step().num_scheduled_tokens == {"a#cold": 68}
     finish(rig, request)
     assert rig.taken(Abort) == [Abort(key_of(2), Reason.NOT_NEEDED)]
@@ -84,18 +84,18 @@ def test_earlier_turn_that_does_not_come_is_computed_whatever_the_policy(
     rig: SchedulerRig, is_quarantined: bool
 ) -> None:
     request = rig.add("a", 100, sending(1, reuse=2))
-    rig.step(reported(told=found(48)))
+    rig.step(reported(more=found(48)))
     rig.step()
     first = set(rig.scheduler.kv_cache_manager.get_block_ids("a")[0])
     kept = ("a",) if is_quarantined else ()
-    rig.step(reported(received=["a"], told=RankReport(lost=("a",), kept=kept)))
+    rig.step(reported(received=["a"], more=RankReport(lost=("a",), kept=kept)))
 
     assert rig.step().num_scheduled_tokens == {"a": 100}
     if is_quarantined:
         assert first.isdisjoint(rig.scheduler.kv_cache_manager.get_block_ids("a")[0])
     finish(rig, request)
     assert request.status == RequestStatus.FINISHED_LENGTH_CAPPED
-    rig.step(reported(told=RankReport(released=kept)))
+    rig.step(reported(more=RankReport(released=kept)))
     assert_all_free(rig)
 
 
@@ -103,10 +103,10 @@ def test_sender_waits_for_all_ranks_and_takes_what_all_have(tiny: str) -> None:
     rig = SchedulerRig(tiny)
     rig.connector._scheduling._ranks = 2
     rig.add("a", 100, sending(1, reuse=2))
-    rig.step(reported(told=found(48)))
+    rig.step(reported(more=found(48)))
     rig.step()
     assert not rig.taken(Receive)
-    rig.step(reported(told=found(32)))
+    rig.step(reported(more=found(32)))
     rig.step()
     assert [receive.span for receive in rig.taken(Receive)] == [Span(0, 32)]
 
@@ -114,12 +114,12 @@ def test_sender_waits_for_all_ranks_and_takes_what_all_have(tiny: str) -> None:
 @pytest.mark.parametrize("steps", [1, 3], ids=["while it asks", "while it receives"])
 def test_aborted_sender_leaves_nothing(rig: SchedulerRig, steps: int) -> None:
     rig.add("a", 100, sending(1, reuse=2))
-    for report in (reported(), reported(told=found(48)), reported())[:steps]:
+    for report in (reported(), reported(more=found(48)), reported())[:steps]:
         rig.step(report)
     rig.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
     rig.step()
     assert Abort(key_of(2), Reason.ABORTED) in rig.taken(Abort)
-    rig.step(reported(received=["a"], told=RankReport(lost=("a",))))
+    rig.step(reported(received=["a"], more=RankReport(lost=("a",))))
     assert_all_free(rig)
 
 

@@ -2,7 +2,8 @@
 
 History
     1  first version: push (Hello .. Beat, Notice)
-    2  Ask and Holds: prompts that are kept for another turn
+    2  Interest, Begun; the first token of the answer (Register.wants_token, Notice.token)
+    3  Ask and Holds: prompts that are kept for another turn
 
 A frame is a msgpack array `[version, source epoch, destination epoch, message]`. The destination epoch is 0
 in a Hello, which is the only message that may be sent to an unknown process. Remote bytes become frozen
@@ -19,7 +20,7 @@ from kvpush.core.events import Outcome
 from kvpush.core.ids import EngineId, Epoch, Key
 from kvpush.core.layout import Blocks, Layout, Span
 
-VERSION = 2
+VERSION = 3
 
 MAX_DIGEST_BYTES = 1 << 20
 """In one question: digests of a million tokens."""
@@ -29,6 +30,8 @@ MAX_KEYS = 65_536
 
 _Clock = Annotated[float, msgspec.Meta(ge=0, lt=1e18)]
 """Seconds of a process's monotonic clock. The bounds keep out what does not compare: infinity and not-a-number."""
+
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
@@ -58,16 +61,29 @@ class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
     key: Key | None = None
 
 
+class Interest(msgspec.Struct, frozen=True, tag="interest"):
+    """Receiver: say `Begun` when it is time to register. Repeated until answered; idempotent by key."""
+
+    key: Key
+
+
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """Sender: the prompt has every block that it needs here: soon nothing but its registration will be missing."""
+
+    key: Key
+
+
 class Register(msgspec.Struct, frozen=True, tag="register"):
     """Receiver: write tokens `span` into `blocks`. Repeated until answered; idempotent by key.
 
-    `echo` as in Heartbeat.
+    `echo` as in Heartbeat. `wants_token`: the last notice shall bring the first token of the answer.
     """
 
     key: Key
     span: Span
     blocks: Blocks
     echo: _Clock
+    wants_token: bool = False
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
@@ -168,6 +184,8 @@ Message = (
     Hello
     | Welcome
     | Refuse
+    | Interest
+    | Begun
     | Register
     | Accepted
     | Writing
@@ -194,13 +212,15 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True):
-    """Travels with each WRITE, after its data. `parts` is the number of parts, on the last one; else 0."""
+    """Travels with each WRITE, after its data. `parts` is the number of parts, on the last one; else 0. `token`: the
+    first one of the answer, on the last part, if the receiver wants it and the sender has sampled it."""
 
     version: int
     destination: Epoch
     key: Key
     part: int
     parts: int
+    token: _Token | None = None
 
 
 _T = TypeVar("_T", Frame, Notice)
@@ -226,9 +246,9 @@ def decode_frame(data: bytes) -> Frame:
     return _checked(_frames, data)
 
 
-def encode_notice(destination: Epoch, key: Key, part: int, parts: int) -> bytes:
+def encode_notice(destination: Epoch, key: Key, part: int, parts: int, token: int | None = None) -> bytes:
     """The notice of one WRITE."""
-    return _encoder.encode(Notice(VERSION, destination, key, part, parts))
+    return _encoder.encode(Notice(VERSION, destination, key, part, parts, token))
 
 
 def decode_notice(data: bytes) -> Notice:

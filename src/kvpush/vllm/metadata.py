@@ -1,4 +1,4 @@
-"""What vLLM carries between the two halves of the connector: the seam that a direct channel will replace.
+"""What vLLM carries between the two halves of the connector.
 
 Commands ride from the scheduler's process to each rank on the metadata of a step, in the order in which they
 were given; each rank's address comes back once, at the start.
@@ -27,19 +27,23 @@ class StepCommands(KVConnectorMetadata):
 
 @dataclass(frozen=True)
 class RankAddress(KVConnectorHandshakeMetadata):
-    """Where a rank's transfer thread listens."""
+    """Where a rank's transfer thread listens, and the file by which it is heard on its own host."""
 
     address: Address
+    local_path: str = ""
 
 
 @dataclass(frozen=True)
 class RankReport(KVConnectorWorkerMetadata):
-    """What ranks say of requests, each rank once, beyond vLLM's own lists. `kept`: their blocks cannot be called safe
-    yet, `released`: now they can. `found`: so many tokens of an earlier turn can be had; `lost`: and then they have not
-    come."""
+    """What a rank says of requests, by id, beyond what vLLM asks: those whose blocks it cannot call safe yet, and
+    those whose blocks it now can, once per rank; those for which it is time for blocks; the first tokens that have come
+    with prompts; how many tokens of an earlier turn can be had (`found`), once per rank; and those for which these have
+    then not come (`lost`)."""
 
     kept: tuple[str, ...] = ()
     released: tuple[str, ...] = ()
+    begun: tuple[str, ...] = ()
+    tokens: tuple[tuple[str, int], ...] = ()
     found: tuple[tuple[str, int], ...] = ()
     lost: tuple[str, ...] = ()
 
@@ -47,5 +51,10 @@ class RankReport(KVConnectorWorkerMetadata):
         """The reports of two ranks as one."""
         assert isinstance(other, RankReport)
         return RankReport(
-            self.kept + other.kept, self.released + other.released, self.found + other.found, self.lost + other.lost
+            self.kept + other.kept,
+            self.released + other.released,
+            self.begun + other.begun,
+            self.tokens + other.tokens,
+            self.found + other.found,
+            self.lost + other.lost,
         )

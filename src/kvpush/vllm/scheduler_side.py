@@ -16,23 +16,26 @@ does not come, the request begins anew without it, whatever vLLM's policy is for
 
 import logging
 from collections.abc import Callable
-from enum import Enum, auto
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from vllm.v1.request import Request
 
-from kvpush.core.commands import Abort, Command, Expect, Inquire, Receive
+from kvpush.core.commands import Abort, Command, Disown, Expect, Inquire, Receive, Watch
 from kvpush.core.digests import NO_DIGESTS
 from kvpush.core.errors import ConfigError, Reason
-from kvpush.core.events import Purpose
-from kvpush.core.ids import Key, RequestId, Target
-from kvpush.core.layout import Blocks, Span
+from kvpush.core.events import Found, PrefillBegun, Purpose
+from kvpush.core.ids import RequestId
+from kvpush.core.layout import Span
 from kvpush.core.params import ReceiveParams, Reference, SendParams, parse
+from kvpush.runtime.local import Inlet
+from kvpush.vllm.first_token import FirstTokens
 from kvpush.vllm.keeping_side import KeepingSide
 from kvpush.vllm.kept import KeptBlocks
 from kvpush.vllm.keys import sub_key
 from kvpush.vllm.metadata import RankReport
+from kvpush.vllm.receiving import Receiving, Stage, computes_itself
+from kvpush.vllm.reserve import Reserve
 from kvpush.vllm.sending_side import Handover, SendingSide
 from kvpush.vllm.settings import Keeping, Push
 from kvpush.vllm.step_push import StepFinals
@@ -47,47 +50,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
-class _Stage(Enum):
-    """How far a request has come."""
-
-    ASKING = auto()  # how much of an earlier turn can be had
-    KNOWN = auto()  # announced or expected
-    MOVING = auto()  # blocks are handed over until the worker reports the request
-    OVER = auto()  # nothing to transfer any more, the request goes on
-
-
-class _Receiving:
-    """A request whose prompt another engine has: all of it, or `found` tokens of an earlier turn."""
-
-    __slots__ = (
-        "answers",
-        "blocks",
-        "computed",
-        "found",
-        "key",
-        "lost",
-        "purpose",
-        "released",
-        "request",
-        "reused",
-        "stage",
-        "target",
-    )
-
-    def __init__(self, request: Request, key: Key, target: Target, purpose: Purpose) -> None:
-        self.request = request
-        self.key = key
-        self.target = target
-        self.purpose = purpose
-        self.stage = _Stage.KNOWN if purpose is Purpose.PROMPT else _Stage.ASKING
-        self.found = int(request.num_prompt_tokens)
-        self.answers = 0  # of ranks that have said how much they have found
-        self.reused = 0  # tokens of an earlier turn that have come
-        self.lost = False  # an earlier turn was found, but has not come
-        self.computed = 0  # tokens that the engine had of its own when it was last asked
-        self.blocks: Blocks = ()  # that are being received into
-        self.released = False  # vLLM has finished the request and waits for its blocks only
+_NOTHING = RankReport()
 
 
 class SchedulerSide:
@@ -98,6 +61,8 @@ class SchedulerSide:
         transfer: "KVTransferConfig",
         block_sizes: tuple[int, ...],
         push: Push,
+        reserve: Reserve,
+        first_tokens: FirstTokens,
         keeping: Keeping,
         ranks: int,
         refused: Callable[[Reason], None],
@@ -109,7 +74,12 @@ class SchedulerSide:
         self._may_receive = bool(transfer.is_kv_consumer)
         self._role = str(transfer.kv_role)
         self._block_sizes = block_sizes
-        self._receiving: dict[str, _Receiving] = {}
+        self._reserve = reserve
+        self._first_tokens = first_tokens
+        self._receiving: dict[str, Receiving] = {}
+        self._newcomers: list[str] = []
+        self._inlet = Inlet()
+        self._early: set[str] = set()
         self._commands: list[Command] = []
         self._sending = SendingSide(push, block_sizes, self._say)
         self._keeping = KeepingSide(keeping, block_sizes, self._say)
@@ -122,10 +92,20 @@ class SchedulerSide:
         """vLLM's block pool exists."""
         self.quarantine.bind(pool)
         self._sending.pins.bind(pool)
+        self._reserve.bind(pool)
         self._keeping.bind(pool)
 
     def _say(self, command: Command) -> None:
         self._commands.append(command)
+
+    def listen(self, inlet: Inlet) -> None:
+        """Hear the workers' transfer threads directly, from now on."""
+        self.close()
+        self._inlet = inlet
+
+    def close(self) -> None:
+        """Listen no more. Idempotent."""
+        self._inlet.close()
 
     # requests -------------------------------------------------------------------------------------------
     def request_added(self, request: Request) -> None:
@@ -145,18 +125,22 @@ class SchedulerSide:
         if isinstance(params, SendParams):
             self._sending.announce(request, key, params.key)
             self._look_for_earlier_turn(request, params.reuse)
-            return
-        self._receiving[request_id] = _Receiving(request, key, params.target, Purpose.PROMPT)
-        self._say(Expect(key, name, params.target))
-        if params.keep is not None and self._may_send:
-            self._keeping.want(request_id, sub_key(params.keep, request_id))
+        elif request.abort_immediately:
+            # vLLM's stand-in for a request that its API has turned away, or that has failed: it has the same key
+            self._say(Disown(key, name, params.target))
+        else:
+            self._receiving[request_id] = Receiving(request, key, params.target, Purpose.PROMPT)
+            self._say(Expect(key, name, params.target))
+            self._newcomers.append(request_id)
+            if params.keep is not None and self._may_send:
+                self._keeping.want(request_id, sub_key(params.keep, request_id))
 
     def _look_for_earlier_turn(self, request: Request, reference: Reference | None) -> None:
         digests = prompt_digests(request) if reference is not None and self._may_receive else NO_DIGESTS
         if reference is None or digests == NO_DIGESTS:
             return
         key, name = sub_key(reference.key, request.request_id), RequestId(request.request_id)
-        self._receiving[name] = _Receiving(request, key, reference.target, Purpose.CONVERSATION)
+        self._receiving[name] = Receiving(request, key, reference.target, Purpose.CONVERSATION)
         self._say(Expect(key, name, reference.target))
         self._say(Inquire(key, name, reference.target, digests))
 
@@ -171,47 +155,71 @@ class SchedulerSide:
             )
 
     def remote_tokens(self, request: Request, computed: int) -> int | None:
-        """How many tokens after the first `computed` are to come from the sender; None when that is to be seen. Changes
-        nothing that counts: vLLM may ask again and again before it has blocks."""
-        record = self._receiving.get(request.request_id)
-        if record is not None and record.stage is _Stage.ASKING and not _computes_itself(request):
-            return None
-        self._keeping.hungers(request, computed)
-        if record is None or record.stage is not _Stage.KNOWN or _computes_itself(request):
-            return 0
-        record.computed = computed
-        missing = record.found - computed
-        return missing if missing >= self._least_tokens(record) else 0
+        """How many tokens after the first `computed` are to come from the sender; None while it is too early for
+        blocks, or not known how many there are. Changes nothing that counts: vLLM may ask again and again before it has
+        blocks."""
+        tokens = self._remote_tokens(request, computed)
+        if tokens is not None:
+            self._keeping.hungers(request, computed)
+        return tokens
 
-    def _least_tokens(self, record: _Receiving) -> int:
-        """What is not worth to be sent. Of a whole prompt vLLM computes the last token in any case, to sample from it;
-        of an earlier turn less than a block."""
+    def _remote_tokens(self, request: Request, computed: int) -> int | None:
+        record = self._receiving.get(request.request_id)
+        if record is None or record.stage not in (Stage.ASKING, Stage.KNOWN) or computes_itself(request):
+            return 0
+        self._hear()
+        if record.stage is Stage.ASKING:
+            return None
+        record.computed = computed
+        missing = record.end - computed
+        if missing < self._least_tokens(record):
+            return 0
+        return missing if record.begun or self._reserve.allows(missing) else None
+
+    def _least_tokens(self, record: Receiving) -> int:
+        """What is worth to be sent. Of a whole prompt vLLM computes the last token in any case, to sample from it; less
+        than a block of an earlier turn is not."""
         return 2 if record.purpose is Purpose.PROMPT else min(self._block_sizes)
 
     def blocks_allocated(self, request: Request, blocks: "KVCacheBlocks", remote_tokens: int) -> None:
         """vLLM has allocated blocks, `remote_tokens` of them for us to fill."""
         self._keeping.fed(request.request_id)
         record = self._receiving.get(request.request_id)
-        if record is None or record.stage not in (_Stage.KNOWN, _Stage.ASKING):
+        if record is None or record.stage not in (Stage.ASKING, Stage.KNOWN):
             return
         if not remote_tokens:
-            record.stage = _Stage.OVER
-            self._say(Abort(record.key, Reason.NOT_NEEDED))
+            self._need_nothing(record)
             return
         span = Span(record.computed, record.computed + remote_tokens)
-        record.found = span.end
         ids = tuple(
             tuple(group[span.start // size : -(-span.end // size)])
             for group, size in zip(blocks.get_block_ids(), self._block_sizes, strict=True)
         )
-        record.stage, record.blocks = _Stage.MOVING, ids
+        record.stage, record.blocks = Stage.MOVING, ids
+        record.end = span.end
+        record.wants_token = record.purpose is Purpose.PROMPT and self._first_tokens.wanted(request)
         name = RequestId(request.request_id)
-        self._say(Receive(record.key, name, record.target, span, ids, record.purpose))
+        self._say(Receive(record.key, name, record.target, span, ids, record.wants_token, record.purpose))
+
+    def _need_nothing(self, record: Receiving) -> None:
+        record.stage = Stage.OVER
+        self._say(Abort(record.key, Reason.NOT_NEEDED))
+        if record.purpose is Purpose.PROMPT:
+            self._first_tokens.unused(Reason.NOT_NEEDED)
 
     def step(self, output: "SchedulerOutput") -> StepFinals:
         """A step has been scheduled: what it makes final of prompts that are to be sent."""
+        self._watch_newcomers()
         self._keeping.step(output.total_num_scheduled_tokens)
         return self._sending.step(output)
+
+    def _watch_newcomers(self) -> None:
+        """Ask for a word about requests that have come and have got no blocks: they may have to wait for it."""
+        newcomers, self._newcomers = self._newcomers, []
+        for name in newcomers if self._reserve.keeps_back else ():
+            record = self._receiving.get(name)
+            if record is not None and record.stage is Stage.KNOWN:
+                self._say(Watch(record.key, RequestId(name)))
 
     def request_finished(self, request: Request, blocks: tuple[list[int], ...]) -> Handover | None:
         """vLLM is done with a request. None lets vLLM free its blocks (unless they are still being received)."""
@@ -226,9 +234,9 @@ class SchedulerSide:
         record = self._receiving.get(request_id)
         if record is None:
             return 0
-        if record.stage is not _Stage.OVER:
+        if record.stage is not Stage.OVER:
             self._say(Abort(record.key, Reason.ABORTED))
-        if record.stage is _Stage.MOVING:
+        if record.stage is Stage.MOVING:
             record.released = True
         else:
             del self._receiving[request_id]
@@ -250,28 +258,18 @@ class SchedulerSide:
         """Leave in the worker's report only the requests that vLLM still waits for; what must not be reused yet
         is kept before vLLM acts on the rest."""
         report = output.kv_connector_worker_meta
-        if isinstance(report, RankReport):
-            self._update_quarantine(report)
-            self._note_earlier_turns(report)
-        received = output.finished_recving or ()
+        report = report if isinstance(report, RankReport) else _NOTHING
+        self._update_quarantine(report)
+        self._note_begun(report)
+        self._note_earlier_turns(report)
+        self._hear()
+        received, self._early = self._early | (output.finished_recving or set()), set()
         output.finished_recving = {name for name in received if self._received(name)}
+        self._note_tokens(report, output.finished_recving)
         output.finished_sending = {name for name in output.finished_sending or () if self._sent(name)}
 
     def _sent(self, request_id: str) -> bool:
         return not self._keeping.freed(request_id) and self._sending.sent(request_id)
-
-    def _note_earlier_turns(self, report: RankReport) -> None:
-        for name, tokens in report.found:
-            record = self._receiving.get(name)
-            if record is None or record.stage is not _Stage.ASKING:
-                continue
-            record.found = min(record.found, tokens)
-            record.answers += 1
-            if record.answers == self._ranks:
-                record.stage = _Stage.KNOWN
-        for name in report.lost:
-            if (record := self._receiving.get(name)) is not None:
-                record.lost = True
 
     def _update_quarantine(self, report: RankReport) -> None:
         for name in report.kept:
@@ -281,18 +279,70 @@ class SchedulerSide:
         for name in report.released:
             self.quarantine.release(name)
 
+    def _hear(self) -> None:
+        """What the transfer threads have said since they were last heard: the same comes with a step, later. With what
+        has come in the meantime, a request goes on one or two steps earlier."""
+        for event in self._inlet.take():
+            record = self._receiving.get(event.request_id)
+            if record is None:
+                continue
+            if isinstance(event, PrefillBegun):
+                record.begun = True
+                continue
+            if isinstance(event, Found):
+                record.early_answers += 1
+                self._note_found(record, event.tokens, record.early_answers)
+                continue
+            record.token = event.token
+            record.ranks_heard += 1
+            if record.ranks_heard == self._inlet.ranks:
+                self._early.add(event.request_id)
+
+    def _note_begun(self, report: RankReport) -> None:
+        for name in report.begun:
+            record = self._receiving.get(name)
+            if record is not None:
+                record.begun = True
+
+    def _note_earlier_turns(self, report: RankReport) -> None:
+        for name, tokens in report.found:
+            if (record := self._receiving.get(name)) is not None:
+                record.answers += 1
+                self._note_found(record, tokens, record.answers)
+        for name in report.lost:
+            if (record := self._receiving.get(name)) is not None:
+                record.lost = True
+
+    def _note_found(self, record: Receiving, tokens: int, answers: int) -> None:
+        """`answers` of the ranks have come in one way; what all of them have can be received."""
+        if record.stage is Stage.ASKING:
+            record.end = min(record.end, tokens)
+            record.stage = Stage.KNOWN if answers == self._ranks else Stage.ASKING
+
+    def _note_tokens(self, report: RankReport, received: set[str]) -> None:
+        """With several ranks a request's token comes with the last of them at the latest, from each the same."""
+        for name, token in report.tokens:
+            if (record := self._receiving.get(name)) is not None:
+                record.token = token
+        for name in received:
+            record = self._receiving.get(name)
+            if record is None or not record.wants_token:
+                continue
+            if record.token is None:
+                self._first_tokens.unused(Reason.NO_TOKEN)
+            else:
+                self._first_tokens.arrived(name, record.token)
+
     def _received(self, request_id: str) -> bool:
         record = self._receiving.get(request_id)
-        if record is None or record.stage is not _Stage.MOVING:
+        if record is None or record.stage is not Stage.MOVING:
             return False
-        record.stage = _Stage.OVER
+        record.stage = Stage.OVER
         if record.released:
             del self._receiving[request_id]
             return True
         if record.lost:
             self._begin_anew(record.request)
-        elif record.purpose is Purpose.CONVERSATION:
-            record.reused = record.found - record.computed
         self._keeping.loaded(record.request)
         return True
 
@@ -319,9 +369,3 @@ class SchedulerSide:
     def relieve_running(self) -> bool:
         """vLLM lacks a block for a running request. Whether one is about to be free."""
         return self._keeping.relieve_running()
-
-
-def _computes_itself(request: Request) -> bool:
-    """Requests whose prompt this engine has to compute, whoever else has: it needs logits for all of it, it has
-    been there before, or the prompt is not complete yet."""
-    return bool(request.skip_reading_prefix_cache or request.num_preemptions or request.resumable)

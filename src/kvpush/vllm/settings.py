@@ -50,6 +50,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     parallel rank `d` listens on `port + d * ranks + r`; 0 picks free ones, which only the engine's own
     answers can tell. `switch_us`: see `ThreadConfig`.
     `keep_share` of the KV pool may hold finished conversations for `keep_s`; see docs/conversations.md.
+    `reserve_early`: the part of a decode engine's KV pool that must stay free when blocks are set aside for a prompt
+    whose prefill has not begun; 0 sets them aside in any case, 1 never.
     `model` replaces the fingerprint by which engines decide whether they serve the same.
     """
 
@@ -62,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     push: Push = Push.WHOLE
     keep_share: float = 0.3
     keep_s: float = 300.0
+    reserve_early: float = 0.5
     model: str = ""
     protocol: ProtocolConfig = ProtocolConfig()
 
@@ -73,6 +76,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _require(self.poll_us > 0, "poll_us", self.poll_us, "Set a positive number of microseconds.")
         _require(0 <= self.keep_share <= 1, "keep_share", self.keep_share, "Use 0 (keep nothing) to 1.")
         _require(0 < self.keep_s < float("inf"), "keep_s", self.keep_s, "Set a positive number of seconds.")
+        _require(0 <= self.reserve_early <= 1, "reserve_early", self.reserve_early, "Use a share from 0 to 1.")
         _require(0 <= self.switch_us <= 1_000_000, "switch_us", self.switch_us, "Use 0 (as it is) to 1000000.")
 
     @property

@@ -15,8 +15,8 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from kvpush.core.commands import Command, Final, Inquire, Keep, Receive, Withdraw
-from kvpush.core.events import BlocksSafe, Event, Found, Outcome, Purpose, ReceiveEnded, SourceFree
+from kvpush.core.commands import Command, Final, Inquire, Keep, Receive, Watch, Withdraw
+from kvpush.core.events import BlocksSafe, Event, Found, Outcome, PrefillBegun, Purpose, ReceiveEnded, SourceFree
 from kvpush.core.ids import Address
 from kvpush.runtime.gate import Gate
 from kvpush.runtime.thread import ThreadConfig, TransferThread
@@ -34,6 +34,8 @@ _C = TypeVar("_C", bound=Command)
 
 logger = logging.getLogger(__name__)
 
+_NOTHING = RankReport()
+
 
 @dataclass
 class _Owed:
@@ -41,11 +43,15 @@ class _Owed:
 
     received: dict[str, Purpose] = field(default_factory=dict)
     sent: set[str] = field(default_factory=set)
+    begun: set[str] = field(default_factory=set)
     found: set[str] = field(default_factory=set)
 
     def note(self, commands: Iterable[Command]) -> None:
         for command in commands:
-            if isinstance(command, Receive):
+            if isinstance(command, Watch):
+                self.begun.add(command.request_id)
+            elif isinstance(command, Receive):
+                self.begun.discard(command.request_id)
                 self.received[command.request_id] = command.purpose
             elif isinstance(command, Inquire):
                 self.found.add(command.request_id)
@@ -81,8 +87,9 @@ class WorkerSide:
         self._step: StepPush | None = None
         self._owed = _Owed()
         self._quarantined: set[str] = set()
-        self._report = RankReport()
+        self._report = _NOTHING
         self.address: Address | None = None
+        self.local_path = ""
 
     def start(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Read the caches' layout and start the transfer thread.
@@ -102,6 +109,7 @@ class WorkerSide:
         )
         thread = TransferThread(thread_config, cache.layout, self._make_transport)
         self.address = thread.start()
+        self.local_path = thread.local_path
         self._rank, self._cache, self._thread = rank, cache, thread
         self._gate = Gate(thread.submit, f"kvpush-gate-{thread_config.engine_id}")
         device = next(iter(kv_caches.values())).device
@@ -151,42 +159,52 @@ class WorkerSide:
     def _settle(self, event: Event, results: KVConnectorTransferResults) -> None:
         self._on_event(event)
         if isinstance(event, ReceiveEnded) and event.request_id in self._owed.received:
-            results.finished_recving.add(event.request_id)
-            purpose = self._owed.received.pop(event.request_id)
-            if event.outcome is not Outcome.DELIVERED:
-                self._note_failure(event.request_id, purpose, results)
-            if event.quarantined:
-                self._quarantined.add(event.request_id)
-                self._add(kept=(event.request_id,))
-        elif isinstance(event, BlocksSafe) and event.request_id in self._quarantined:
-            self._quarantined.remove(event.request_id)
-            self._add(released=(event.request_id,))
+            self._note_received(event, results)
+        elif isinstance(event, PrefillBegun):
+            self._owed.begun.discard(event.request_id)
+            self._say(RankReport(begun=(event.request_id,)))
         elif isinstance(event, Found) and event.request_id in self._owed.found:
             self._owed.found.remove(event.request_id)
-            self._add(found=((event.request_id, event.tokens),))
+            self._say(RankReport(found=((event.request_id, event.tokens),)))
+        elif isinstance(event, BlocksSafe) and event.request_id in self._quarantined:
+            self._quarantined.remove(event.request_id)
+            self._say(RankReport(released=(event.request_id,)))
         elif isinstance(event, SourceFree) and event.request_id in self._owed.sent:
             self._owed.sent.remove(event.request_id)
             results.finished_sending.add(event.request_id)
+
+    def _note_received(self, event: ReceiveEnded, results: KVConnectorTransferResults) -> None:
+        name = event.request_id
+        results.finished_recving.add(name)
+        purpose = self._owed.received.pop(name)
+        if event.outcome is not Outcome.DELIVERED:
+            self._note_failure(name, purpose, results)
+        if event.quarantined:
+            self._quarantined.add(name)
+            self._say(RankReport(kept=(name,)))
+        if event.token is not None:
+            self._say(RankReport(tokens=((name, event.token),)))
 
     def _note_failure(self, request_id: str, purpose: Purpose, results: KVConnectorTransferResults) -> None:
         """A prompt that has not come is a matter of vLLM's policy; an earlier turn is just computed again."""
         if purpose is Purpose.PROMPT:
             results.failed_recving.add(request_id)
         else:
-            self._add(lost=(request_id,))
+            self._say(RankReport(lost=(request_id,)))
 
-    def _add(self, **fields: tuple[str, ...] | tuple[tuple[str, int], ...]) -> None:
-        self._report = self._report.aggregate(RankReport(**fields))  # type: ignore[arg-type]
+    def _say(self, news: RankReport) -> None:
+        self._report = self._report.aggregate(news)
 
     def report(self) -> RankReport | None:
-        """What else to tell the scheduler, with the `results` of the same step."""
-        report, self._report = self._report, RankReport()
-        return None if report == RankReport() else report
+        """What to tell the scheduler with the `results` of the same step, beyond those."""
+        report, self._report = self._report, _NOTHING
+        return report if report != _NOTHING else None
 
     def _give_up(self, results: KVConnectorTransferResults) -> None:
         """The thread has died, and its transport with it: nothing is written or read any more."""
         owed, self._owed = self._owed, _Owed()
-        self._add(released=tuple(self._quarantined), found=tuple((name, 0) for name in owed.found))
+        nothing = tuple((name, 0) for name in owed.found)
+        self._say(RankReport(released=tuple(self._quarantined), begun=tuple(owed.begun), found=nothing))
         self._quarantined = set()
         if not (owed.received or owed.sent):
             return
