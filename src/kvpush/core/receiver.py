@@ -221,7 +221,7 @@ class Receiver:
                 why = (Outcome.FAILED, Reason.NOTICE_LOST, "written, but never noticed")
                 self._step(transfer, RecvInput.FAIL, now, why)
             elif transfer.limit_at is not None and now >= transfer.limit_at:
-                self._step(transfer, _at_the_limit(transfer), now, (Outcome.FAILED, *_overdue(transfer)))
+                self._step(transfer, _at_the_limit(transfer), now, (Outcome.FAILED, *self._overdue(transfer)))
             else:
                 self._repeat(transfer, now)
 
@@ -251,6 +251,14 @@ class Receiver:
         deadline = self._deadline_of(transfer.key)
         if deadline is not None:
             self._timers.arm(transfer.key, deadline)
+
+    def _overdue(self, transfer: Receiving) -> tuple[Reason, str]:
+        """Why a limit was reached. A sender whose connection has broken may not come back: that is more than silence,
+        and known already when the time for its answer is over before the time for its return."""
+        if transfer.state is Recv.ACCEPTED:
+            return Reason.DEADLINE, "accepted, but not written within transfer_s"
+        session = self._outbound.get(transfer.target)
+        return session.suspicion if session is not None else Reason.PEER_SILENT, "the sender did not answer"
 
     def _repeat(self, transfer: Receiving, now: float) -> None:
         pause = self._config.retry_s
@@ -379,9 +387,3 @@ def _at_the_limit(transfer: Receiving) -> RecvInput:
     if transfer.state is Recv.QUARANTINED:
         return RecvInput.SAFE
     return RecvInput.GIVE_UP if transfer.registered else RecvInput.DOOMED
-
-
-def _overdue(transfer: Receiving) -> tuple[Reason, str]:
-    if transfer.state is Recv.ACCEPTED:
-        return Reason.DEADLINE, "accepted, but not written within transfer_s"
-    return Reason.PEER_SILENT, "the sender did not answer"
