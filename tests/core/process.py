@@ -6,7 +6,21 @@ from typing import TYPE_CHECKING
 
 from core.memory import Memory, make_layout
 
-from kvpush.core.commands import Abort, Announce, Command, Expect, Final, Receive, Retract, Stop, Withdraw
+from kvpush.core.commands import (
+    Abort,
+    Announce,
+    Begin,
+    Command,
+    Disown,
+    Expect,
+    Final,
+    Receive,
+    Retract,
+    Sampled,
+    Stop,
+    Watch,
+    Withdraw,
+)
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, RemovePeer, SendFrame
 from kvpush.core.endpoint import Endpoint
@@ -17,6 +31,7 @@ from kvpush.core.events import (
     Ended,
     Event,
     PeerChanged,
+    PrefillBegun,
     ReceiveEnded,
     SourceFree,
     Stopped,
@@ -44,6 +59,7 @@ class Process:
         self.destinations: dict[Key, Receive] = {}
         self.sources: dict[Key, Blocks] = {}
         self.received: dict[Key, ReceiveEnded] = {}
+        self.begun: list[Key] = []
         self.quarantined: set[Key] = set()
         self.records: list[TransferRecord] = []
         self.counted: Counter[tuple[str, Reason]] = Counter()
@@ -74,6 +90,10 @@ class Process:
     def announce(self, key: Key) -> None:
         self._execute(Announce(key, request_of(key)))
 
+    def begin(self, key: Key) -> None:
+        """The prompt has every block that it needs."""
+        self._execute(Begin(key, request_of(key)))
+
     def final(self, key: Key, tokens: int, last: bool = True, layers: int | None = None) -> None:
         """The forward pass over the first `tokens` tokens has completed, or its first `layers` layers have."""
         if key not in self.sources:
@@ -85,6 +105,9 @@ class Process:
         if last:
             self.world.oracle.promise_source(self, key)
         self._execute(Final(key, request_of(key), tokens, self.sources[key], last, layers))
+
+    def sampled(self, key: Key, token: int | None) -> None:
+        self._execute(Sampled(key, request_of(key), token))
 
     def preempt(self, key: Key) -> None:
         """The engine needs the blocks of a prompt that is not complete, and tells only afterwards."""
@@ -99,19 +122,27 @@ class Process:
     def expect(self, key: Key, sender: "Process | Target") -> None:
         self._execute(Expect(key, request_of(key), _target(sender)))
 
-    def receive(self, key: Key, sender: "Process | Target", tokens: int, start: int = 0) -> Receive:
+    def watch(self, key: Key) -> None:
+        self._execute(Watch(key, request_of(key)))
+
+    def receive(
+        self, key: Key, sender: "Process | Target", tokens: int, start: int = 0, wants_token: bool = False
+    ) -> Receive:
         """Allocate blocks for the tokens [start, tokens) and ask for them."""
         size = self.layout.groups[0].block_size
         count = -(-tokens // size) - start // size
         blocks: Blocks = (tuple(self.free.pop(0) for _ in range(count)),)
         blocks += tuple(tuple(range(count)) for _ in self.layout.groups[1:])
-        command = Receive(key, request_of(key), _target(sender), Span(start, tokens), blocks)
+        command = Receive(key, request_of(key), _target(sender), Span(start, tokens), blocks, wants_token)
         self.destinations[key] = command
         self._execute(command)
         return command
 
     def abort(self, key: Key, reason: Reason = Reason.ABORTED) -> None:
         self._execute(Abort(key, reason))
+
+    def disown(self, key: Key, sender: "Process | Target") -> None:
+        self._execute(Disown(key, request_of(key), _target(sender)))
 
     def stop(self) -> None:
         self._execute(Stop())
@@ -180,6 +211,8 @@ class Process:
 
     def _note(self, event: Event) -> None:
         match event:
+            case PrefillBegun(key):
+                self.begun.append(key)
             case ReceiveEnded(key):
                 self.world.oracle.check_received(self, event)
                 self.received[key] = event

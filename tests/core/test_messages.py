@@ -19,6 +19,7 @@ from kvpush.core.messages import (
     VERSION,
     Accepted,
     Beat,
+    Begun,
     Cancel,
     Drained,
     Draining,
@@ -27,6 +28,7 @@ from kvpush.core.messages import (
     Failed,
     Heartbeat,
     Hello,
+    Interest,
     Message,
     Refuse,
     Register,
@@ -45,7 +47,9 @@ MESSAGES: tuple[Message, ...] = (
     Hello(EngineId("d"), EngineId("p"), make_layout(1, 4, 8), b"\x01\x02"),
     Welcome(EngineId("p"), 1.5),
     Refuse(Reason.BAD_BLOCK, "blocks[0]", "id 9 is not in [0, 8)", KEY),
-    Register(KEY, Span(4, 10), ((3, 1),), 2.25),
+    Interest(KEY),
+    Begun(KEY),
+    Register(KEY, Span(4, 10), ((3, 1),), 2.25, True),
     Accepted(KEY),
     Writing(KEY),
     Written(KEY),
@@ -122,6 +126,22 @@ GOLDEN: dict[int, dict[str, str]] = {
         "Notice": "95010692d9203031323334353637383961626364656630313233343536373839616263646566020102",
     },
 }
+GOLDEN[2] = {name: f"{data[:2]}02{data[4:]}" for name, data in GOLDEN[1].items()} | {
+    "Register": (
+        "9402050686a474797065a87265676973746572a36b657992d920303132333435363738396162636465663031323334353637"
+        "383961626364656602a47370616e92040aa6626c6f636b7391920301a46563686fcb4002000000000000ab77616e74735f74"
+        "6f6b656ec3"
+    ),
+    "Notice": ("96020692d920303132333435363738396162636465663031323334353637383961626364656602010207"),
+    "Interest": (
+        "9402050682a474797065a8696e746572657374a36b657992d920303132333435363738396162636465663031323334353637"
+        "383961626364656602"
+    ),
+    "Begun": (
+        "9402050682a474797065a5626567756ea36b657992d920303132333435363738396162636465663031323334353637383961"
+        "626364656602"
+    ),
+}
 """Frames from process 5 to process 6, by version and message, in hexadecimal. When the wire changes, `VERSION` goes up,
 its history gets a line, and the new bytes stand here beside the old ones."""
 
@@ -144,7 +164,7 @@ def test_message_has_the_bytes_of_its_version(message: Message) -> None:
 
 
 def test_notice_has_the_bytes_of_its_version() -> None:
-    assert encode_notice(Epoch(6), KEY, 1, 2).hex() == GOLDEN[VERSION]["Notice"]
+    assert encode_notice(Epoch(6), KEY, 1, 2, 7).hex() == GOLDEN[VERSION]["Notice"]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=name)

@@ -2,6 +2,7 @@
 
 History
     1  first version: push (Hello .. Beat, Notice)
+    2  Interest, Begun; the first token of the answer (Register.wants_token, Notice.token)
 
 A frame is a msgpack array `[version, source epoch, destination epoch, message]`. The destination epoch is 0
 in a Hello, which is the only message that may be sent to an unknown process. Remote bytes become frozen
@@ -17,13 +18,15 @@ from kvpush.core.events import Outcome
 from kvpush.core.ids import EngineId, Epoch, Key
 from kvpush.core.layout import Blocks, Layout, Span
 
-VERSION = 1
+VERSION = 2
 
 MAX_KEYS = 65_536
 """Keys in one heartbeat; a receiver with more sends several."""
 
 _Clock = Annotated[float, msgspec.Meta(ge=0, lt=1e18)]
 """Seconds of a process's monotonic clock. The bounds keep out what does not compare: infinity and not-a-number."""
+
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
@@ -53,16 +56,29 @@ class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
     key: Key | None = None
 
 
+class Interest(msgspec.Struct, frozen=True, tag="interest"):
+    """Receiver: say `Begun` when it is time to register. Repeated until answered; idempotent by key."""
+
+    key: Key
+
+
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """Sender: the prompt has every block that it needs here: soon nothing but its registration will be missing."""
+
+    key: Key
+
+
 class Register(msgspec.Struct, frozen=True, tag="register"):
     """Receiver: write tokens `span` into `blocks`. Repeated until answered; idempotent by key.
 
-    `echo` as in Heartbeat.
+    `echo` as in Heartbeat. `wants_token`: the last notice shall bring the first token of the answer.
     """
 
     key: Key
     span: Span
     blocks: Blocks
     echo: _Clock
+    wants_token: bool = False
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
@@ -149,6 +165,8 @@ Message = (
     Hello
     | Welcome
     | Refuse
+    | Interest
+    | Begun
     | Register
     | Accepted
     | Writing
@@ -173,13 +191,15 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True):
-    """Travels with each WRITE, after its data. `parts` is the number of parts, on the last one; else 0."""
+    """Travels with each WRITE, after its data. `parts` is the number of parts, on the last one; else 0. `token`: the
+    first one of the answer, on the last part, if the receiver wants it and the sender has sampled it."""
 
     version: int
     destination: Epoch
     key: Key
     part: int
     parts: int
+    token: _Token | None = None
 
 
 _T = TypeVar("_T", Frame, Notice)
@@ -205,9 +225,9 @@ def decode_frame(data: bytes) -> Frame:
     return _checked(_frames, data)
 
 
-def encode_notice(destination: Epoch, key: Key, part: int, parts: int) -> bytes:
+def encode_notice(destination: Epoch, key: Key, part: int, parts: int, token: int | None = None) -> bytes:
     """The notice of one WRITE."""
-    return _encoder.encode(Notice(VERSION, destination, key, part, parts))
+    return _encoder.encode(Notice(VERSION, destination, key, part, parts, token))
 
 
 def decode_notice(data: bytes) -> Notice:

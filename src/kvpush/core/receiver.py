@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from kvpush.core.commands import Abort, Expect, Receive
+from kvpush.core.commands import Abort, Disown, Expect, Receive, Watch
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
-from kvpush.core.events import BlocksSafe, Ended, Outcome, ReceiveEnded
+from kvpush.core.events import BlocksSafe, Ended, Outcome, PrefillBegun, ReceiveEnded
 from kvpush.core.ids import Key
 from kvpush.core.layout import Layout, check_blocks
-from kvpush.core.messages import Beat, Cancel, Notice, Register
+from kvpush.core.messages import Beat, Cancel, Interest, Notice
 from kvpush.core.outbound import Outbound, Session, SessionState
 from kvpush.core.outbox import Outbox
 from kvpush.core.receiving import Receiving
@@ -17,8 +17,7 @@ from kvpush.core.sending import Ending
 from kvpush.core.tables import RECEIVER, Recv, RecvAction, RecvInput
 from kvpush.core.timers import Timers
 
-_NEVER = float("inf")
-_LIVE = (Recv.EXPECTING, Recv.CONNECTING, Recv.REGISTERED, Recv.ACCEPTED)
+_LIVE = (Recv.EXPECTING, Recv.WATCHING, Recv.CONNECTING, Recv.REGISTERED, Recv.ACCEPTED)
 
 
 class Receiver:
@@ -34,6 +33,8 @@ class Receiver:
         self._noticing = 0
         self._timers: Timers[Key] = Timers(self._deadline_of)
         self._actions: dict[RecvAction, Callable[[Receiving, float], None]] = {
+            RecvAction.WATCH: self._watch,
+            RecvAction.REPORT: self._report,
             RecvAction.REGISTER: self._register,
             RecvAction.CANCEL: self._cancel,
             RecvAction.FREE: self._free,
@@ -53,6 +54,16 @@ class Receiver:
         self._outbound.session(command.target, now)
         self._step(transfer, RecvInput.EXPECT, now)
 
+    def watch(self, command: Watch, now: float) -> None:
+        """Say when the sender has begun; of one that cannot, say so now."""
+        transfer = self._transfers.get(command.key)
+        if transfer is None or transfer.request_id != command.request_id:
+            detail = f"{command.key} is not expected by {command.request_id}"
+            raise LocalProtocolError(detail, Reason.DUPLICATE_KEY)
+        self._step(transfer, RecvInput.WATCH, now)
+        if transfer.end is not None:
+            self._step(transfer, RecvInput.BEGUN, now)
+
     def receive(self, command: Receive, now: float) -> None:
         """The request has blocks: register them as soon as the sender can hear of it."""
         self._check_blocks(command)
@@ -62,8 +73,9 @@ class Receiver:
             transfer = Receiving(command.key, command.request_id, command.target)
             self._transfers[command.key] = transfer
         else:
-            _check_expected(transfer, command)
+            transfer.check_expected(command)
         transfer.span, transfer.blocks, transfer.holds = command.span, command.blocks, True
+        transfer.wants_token = command.wants_token
         transfer.at["requested"] = now
         self._step(transfer, RecvInput.RECEIVE, now)
         if transfer.end is not None:
@@ -79,6 +91,12 @@ class Receiver:
         wanted_nothing = command.reason is Reason.NOT_NEEDED and not transfer.holds
         outcome = Outcome.DELIVERED if wanted_nothing else Outcome.FAILED
         self._step(transfer, RecvInput.ABORT, now, (outcome, command.reason, ""))
+
+    def disown(self, command: Disown, now: float) -> None:
+        """Nobody will ask for this key, unless somebody has."""
+        if command.key not in self._transfers and command.key not in self._retired:
+            self.expect(Expect(command.key, command.request_id, command.target), now)
+            self.abort(Abort(command.key), now)
 
     def stop(self, now: float) -> None:
         """Give everything up; what was registered ends when its sender has answered, or by time."""
@@ -97,6 +115,13 @@ class Receiver:
             raise LocalProtocolError(f"{command.key}: {error}", error.reason) from None
 
     # the sender -----------------------------------------------------------------------------------------
+    def begun(self, key: Key, session: Session, now: float) -> None:
+        """It is time to register. Whoever does not wait for that has done so, or has gone."""
+        transfer = self._of(key, session)
+        if transfer is not None and transfer.state is Recv.WATCHING:
+            transfer.at["begun"] = now
+            self._step(transfer, RecvInput.BEGUN, now)
+
     def accepted(self, key: Key, session: Session, now: float) -> None:
         """The registration is valid."""
         transfer = self._of(key, session)
@@ -181,6 +206,7 @@ class Receiver:
         self._noticing += not transfer.noticing
         transfer.seen.add(notice.part)
         transfer.parts = max(transfer.parts, notice.parts)
+        transfer.token = notice.token if notice.parts else transfer.token
         if transfer.complete:
             transfer.at["noticed"] = now
             self._step(transfer, RecvInput.COMPLETE, now, (Outcome.DELIVERED, Reason.OK, ""))
@@ -217,11 +243,11 @@ class Receiver:
         """Repeat what was not answered; stop waiting for what will not come."""
         for key in self._timers.due(now):
             transfer = self._transfers[key]
-            if now >= self._noticed_by(transfer):
+            if now >= transfer.noticed_by(self._config):
                 why = (Outcome.FAILED, Reason.NOTICE_LOST, "written, but never noticed")
                 self._step(transfer, RecvInput.FAIL, now, why)
             elif transfer.limit_at is not None and now >= transfer.limit_at:
-                self._step(transfer, _at_the_limit(transfer), now, (Outcome.FAILED, *self._overdue(transfer)))
+                self._step(transfer, transfer.at_the_limit, now, (Outcome.FAILED, *self._overdue(transfer)))
             else:
                 self._repeat(transfer, now)
 
@@ -231,17 +257,7 @@ class Receiver:
 
     def _deadline_of(self, key: Key) -> float | None:
         transfer = self._transfers.get(key)
-        if transfer is None:
-            return None
-        deadlines = [t for t in (transfer.retry_at, transfer.limit_at) if t is not None]
-        earliest = min(self._noticed_by(transfer), *deadlines) if deadlines else self._noticed_by(transfer)
-        return earliest if earliest < _NEVER else None
-
-    def _noticed_by(self, transfer: Receiving) -> float:
-        """When the notices must have come after the sender has said that all is written."""
-        if transfer.told_at is None or transfer.state in (Recv.CANCELLING, Recv.QUARANTINED):
-            return _NEVER
-        return transfer.told_at + self._config.notice_grace_s
+        return transfer.deadline(self._config) if transfer is not None else None
 
     def _wait(self, transfer: Receiving, retry_at: float | None, limit_at: float | None) -> None:
         transfer.retry_at, transfer.limit_at = retry_at, limit_at
@@ -255,10 +271,9 @@ class Receiver:
     def _overdue(self, transfer: Receiving) -> tuple[Reason, str]:
         """Why a limit was reached. A sender whose connection has broken may not come back: that is more than silence,
         and known already when the time for its answer is over before the time for its return."""
-        if transfer.state is Recv.ACCEPTED:
-            return Reason.DEADLINE, "accepted, but not written within transfer_s"
+        reason, detail = transfer.overdue
         session = self._outbound.get(transfer.target)
-        return session.suspicion if session is not None else Reason.PEER_SILENT, "the sender did not answer"
+        return (session.suspicion if reason is Reason.PEER_SILENT and session is not None else reason), detail
 
     def _repeat(self, transfer: Receiving, now: float) -> None:
         pause = self._config.retry_s
@@ -283,12 +298,23 @@ class Receiver:
         for action in actions:
             self._actions[action](transfer, now)
 
+    def _watch(self, transfer: Receiving, now: float) -> None:
+        """Ask, if the sender can hear it, and again from time to time: the answer may be lost, or take long."""
+        session = self._outbound.session(transfer.target, now)
+        if session.state is SessionState.READY:
+            self._outbound.tell(session, Interest(transfer.key))
+        self._wait(transfer, now + self._config.heartbeat_s, None)
+
+    def _report(self, transfer: Receiving, now: float) -> None:
+        self._outbox.event(PrefillBegun(transfer.key, transfer.request_id))
+        self._wait(transfer, None, None)
+
     def _register(self, transfer: Receiving, now: float) -> None:
         session = self._outbound.session(transfer.target, now)
         transfer.sender = session.epoch
         transfer.at.setdefault("registered", now)
-        self._outbound.tell(session, Register(transfer.key, transfer.span, transfer.blocks, session.clock))
-        limit = transfer.limit_at if transfer.limit_at is not None else now + self._config.connect_timeout_s
+        self._outbound.tell(session, transfer.registration(session.clock))
+        limit = transfer.limit_at if transfer.limit_at is not None else now + self._config.peer_timeout_s
         self._wait(transfer, now + self._config.retry_s, limit)
 
     def _cancel(self, transfer: Receiving, now: float) -> None:
@@ -339,7 +365,8 @@ class Receiver:
         if transfer.holds:
             transfer.holds = False
             outcome, reason, detail = transfer.ending
-            ended = ReceiveEnded(transfer.key, transfer.request_id, outcome, reason, detail, transfer.unsafe)
+            token = transfer.token if outcome is Outcome.DELIVERED else None
+            ended = ReceiveEnded(transfer.key, transfer.request_id, outcome, reason, detail, transfer.unsafe, token)
             self._outbox.event(ended)
 
     def _retire(self, transfer: Receiving, now: float) -> None:
@@ -371,19 +398,3 @@ class Receiver:
         self._outbox.event(ReceiveEnded(command.key, command.request_id, Outcome.FAILED, error.reason, str(error)))
         if mine:
             self.abort(Abort(command.key, error.reason), now)
-
-
-def _check_expected(transfer: Receiving, command: Receive) -> None:
-    if transfer.state is not Recv.EXPECTING:
-        detail = f"{command.key}: Receive is not possible when {transfer.state}"
-        raise LocalProtocolError(detail, Reason.DUPLICATE_KEY)
-    if (transfer.request_id, transfer.target) != (command.request_id, command.target):
-        expected = f"request {transfer.request_id} from {transfer.target}"
-        detail = f"{command.key} is expected by {expected}, not by {command.request_id}"
-        raise LocalProtocolError(detail, Reason.DUPLICATE_KEY)
-
-
-def _at_the_limit(transfer: Receiving) -> RecvInput:
-    if transfer.state is Recv.QUARANTINED:
-        return RecvInput.SAFE
-    return RecvInput.GIVE_UP if transfer.registered else RecvInput.DOOMED

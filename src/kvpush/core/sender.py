@@ -3,19 +3,18 @@
 from collections.abc import Callable, Iterable
 
 from kvpush.core.chunks import next_writes
-from kvpush.core.commands import Announce, Final, Retract, Withdraw
+from kvpush.core.commands import Announce, Begin, Final, Retract, Sampled, Withdraw
 from kvpush.core.config import ProtocolConfig
-from kvpush.core.effects import Post
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from kvpush.core.events import Ended, Outcome, SourceFree
-from kvpush.core.front import Front
 from kvpush.core.ids import Epoch, Key, OpId, RequestId
 from kvpush.core.inbound import Caller
+from kvpush.core.inflight import InFlight
 from kvpush.core.layout import Layout, check_blocks
 from kvpush.core.messages import (
     Accepted,
     Beat,
-    Drained,
+    Begun,
     Draining,
     Dropped,
     End,
@@ -24,7 +23,6 @@ from kvpush.core.messages import (
     Register,
     Writing,
     Written,
-    encode_notice,
 )
 from kvpush.core.outbox import Outbox
 from kvpush.core.planner import Plan
@@ -32,6 +30,14 @@ from kvpush.core.retired import Retired
 from kvpush.core.sending import Sending, epitaph, told
 from kvpush.core.tables import SENDER, Send, SendAction, SendInput
 from kvpush.core.timers import Timers
+
+_WORDS: dict[SendAction, Callable[[Key], Message]] = {
+    SendAction.ACCEPT: Accepted,
+    SendAction.DROP: Dropped,
+    SendAction.DRAIN: Draining,
+    SendAction.HINT: Written,
+}
+"""What a sender only has to say."""
 
 
 class Sender:
@@ -42,19 +48,15 @@ class Sender:
         self._layout = layout
         self._outbox = outbox
         self._transfers: dict[Key, Sending] = {}
-        self._ops: dict[OpId, Key] = {}
-        self._last_op = 0
+        self._in_flight = InFlight(config.window_bytes, outbox)
         self._stopping = False
         self._retired = Retired(config.retired_memory_s, config.retired_memory_keys)
         self._timers: Timers[Key] = Timers(self._deadline_of)
         self._actions: dict[SendAction, Callable[[Sending, float], None]] = {
-            SendAction.ACCEPT: self._accept,
+            SendAction.ANSWER: self._answer,
             SendAction.ADVANCE: self._advance,
-            SendAction.DROP: self._drop,
             SendAction.CLOSE: self._close,
-            SendAction.DRAIN: self._drain,
             SendAction.TELL: self._tell_end,
-            SendAction.HINT: self._hint,
             SendAction.RETIRE: self._retire,
         }
 
@@ -65,7 +67,24 @@ class Sender:
             return
         transfer = self._mine(command.key, command.request_id, now)
         self._step(transfer, SendInput.ANNOUNCE, now)
-        self._identify(transfer, command.request_id, "announced", now)
+        transfer.identify(command.request_id, "announced", now)
+
+    def begin(self, command: Begin, now: float) -> None:
+        """The prompt has every block that it needs here."""
+        if command.key not in self._transfers:
+            return
+        transfer = self._mine(command.key, command.request_id, now)
+        transfer.begun = True
+        transfer.at.setdefault("begun", now)
+        self._step(transfer, SendInput.BEGIN, now)
+
+    def sampled(self, command: Sampled, now: float) -> None:
+        """The token after the prompt is known, or there will be none."""
+        if command.key not in self._transfers:
+            return
+        transfer = self._mine(command.key, command.request_id, now)
+        transfer.sampled, transfer.token = True, command.token
+        self._step(transfer, SendInput.SAMPLED, now)
 
     def final(self, command: Final, now: float) -> None:
         """Tokens are final. A transfer that has ended already frees its source at once."""
@@ -75,10 +94,11 @@ class Sender:
             return
         transfer = self._mine(command.key, command.request_id, now)
         final = transfer.final.grown(command.tokens, command.layers)
-        self._identify(transfer, command.request_id, "final", now)
+        transfer.identify(command.request_id, "final", now)
         transfer.at["final"] = now
         transfer.final, transfer.blocks = final, command.blocks
         transfer.pinned = transfer.pinned or command.last
+        transfer.begun = transfer.begun or command.last
         if transfer.caller is None:
             self._hold(transfer, now)
         self._step(transfer, SendInput.FINAL, now)
@@ -101,9 +121,9 @@ class Sender:
             self._outbox.event(SourceFree(command.key, command.request_id))
             return
         transfer = self._mine(command.key, command.request_id, now)
-        self._identify(transfer, command.request_id, "withdrawn", now)
+        transfer.identify(command.request_id, "withdrawn", now)
         transfer.pinned = True
-        self._end_with(transfer, Outcome.FAILED, command.reason, command.detail)
+        transfer.end_with(Outcome.FAILED, command.reason, command.detail)
         self._step(transfer, SendInput.WITHDRAW, now)
 
     def stop(self, now: float) -> None:
@@ -111,7 +131,7 @@ class Sender:
         self._stopping = True
         for transfer in list(self._transfers.values()):
             if transfer.state is not Send.DRAINING:
-                self._end_with(transfer, Outcome.FAILED, Reason.SHUTDOWN, "the sender is stopping")
+                transfer.end_with(Outcome.FAILED, Reason.SHUTDOWN, "the sender is stopping")
                 self._step(transfer, SendInput.WITHDRAW, now)
 
     def _mine(self, key: Key, request_id: RequestId, now: float) -> Sending:
@@ -122,11 +142,21 @@ class Sender:
             raise LocalProtocolError(detail, Reason.DUPLICATE_KEY)
         return transfer
 
-    def _identify(self, transfer: Sending, request_id: RequestId, stage: str, now: float) -> None:
-        transfer.request_id = request_id
-        transfer.at.setdefault(stage, now)
-
     # the receiver ---------------------------------------------------------------------------------------
+    def watch(self, caller: Caller, key: Key, now: float) -> None:
+        """A receiver wants to know when a prompt has begun. One that has ended is answered with how."""
+        stone = self._retired.get(key)
+        if stone is not None:
+            self._tell(caller, Failed(key, told(stone.outcome, stone.reason), "this transfer has ended"))
+            return
+        if self._stopping:
+            raise RemoteProtocolError(Reason.SHUTDOWN, "the sender is stopping")
+        transfer = self._transfer(key, now)
+        transfer.watcher = caller
+        self._step(transfer, SendInput.WATCH, now)
+        if transfer.state is Send.WATCHED:
+            self._timers.arm(key, transfer.never_announced_at(self._config))
+
     def register(self, caller: Caller, message: Register, now: float) -> None:
         """A receiver asks. Raises RemoteProtocolError when it may not, and nothing is in flight to it."""
         stone = self._retired.get(message.key)
@@ -141,11 +171,10 @@ class Sender:
             return
         transfer = self._transfer(message.key, now)
         if transfer.caller is None:
-            transfer.caller, transfer.span, transfer.remote_blocks = caller, message.span, message.blocks
-            transfer.posted = Front.flat(message.span.start)
+            transfer.register(caller, message)
             transfer.at["registered"] = now
             self._hold(transfer, min(message.echo, now))
-        self._renew(transfer, min(message.echo, now))
+        transfer.renew(min(message.echo, now) + self._config.lease_s)
         self._step(transfer, SendInput.REGISTER, now)
 
     def _check_registration(self, caller: Caller, message: Register) -> None:
@@ -156,8 +185,7 @@ class Sender:
         known = self._transfers.get(message.key)
         if known is None or known.caller is None:
             return
-        same = known.caller.epoch == caller.epoch and known.span == message.span
-        if not same or known.remote_blocks != message.blocks:
+        if not known.is_registered_as(caller, message):
             detail = f"{message.key} is registered by {known.caller.name} for {known.span} already"
             raise RemoteProtocolError(Reason.DUPLICATE_KEY, detail, "key")
 
@@ -167,7 +195,7 @@ class Sender:
         transfer = self._transfer(key, now)
         known = transfer.caller
         if known is None or known.epoch == caller.epoch:
-            self._end_with(transfer, Outcome.FAILED, error.reason, str(error))
+            transfer.end_with(Outcome.FAILED, error.reason, str(error))
             self._step(transfer, SendInput.WITHDRAW, now)
         if known is None or known.epoch != caller.epoch:
             raise error
@@ -183,7 +211,7 @@ class Sender:
             raise RemoteProtocolError(Reason.DUPLICATE_KEY, f"{key} was registered by {transfer.caller.name}", "key")
         transfer.caller = caller
         outcome = Outcome.DELIVERED if reason is Reason.NOT_NEEDED else Outcome.FAILED
-        self._end_with(transfer, outcome, reason, "cancelled by the receiver")
+        transfer.end_with(outcome, reason, "cancelled by the receiver")
         transfer.cancelled = True
         self._step(transfer, SendInput.CANCEL, now)
 
@@ -194,7 +222,7 @@ class Sender:
             transfer = self._transfers.get(key)
             stone = self._retired.get(key)
             if transfer is not None and (transfer.caller is None or transfer.caller is caller):
-                renewed += self._renew(transfer, min(echo, now))
+                renewed += transfer.renew(min(echo, now) + self._config.lease_s)
                 if transfer.ops:  # a lost hint would hold up the write
                     self._say(transfer, Writing(key))
             elif stone is not None:
@@ -207,14 +235,16 @@ class Sender:
 
     def caller_lost(self, caller: Caller, reason: Reason, now: float) -> None:
         """A receiver is gone: nothing more is written to it."""
-        for transfer in [t for t in self._transfers.values() if t.caller is caller]:
-            self._end_with(transfer, Outcome.FAILED, reason, f"{caller.name} is gone")
+        for transfer in self._transfers.values():
+            transfer.watcher = None if transfer.watcher is caller else transfer.watcher
+        for transfer in [t for t in self._transfers.values() if t.ends_with(caller)]:
+            transfer.end_with(Outcome.FAILED, reason, f"{caller.name} is gone")
             self._step(transfer, SendInput.PEER_LOST, now)
 
     # the transport --------------------------------------------------------------------------------------
     def op_finished(self, op: OpId, error: str, now: float) -> None:
         """A write has stopped."""
-        key = self._ops.pop(op, None)
+        key = self._in_flight.stopped(op)
         if key is None:
             self._outbox.count("late_completion", Reason.TRANSPORT)
             return
@@ -222,7 +252,7 @@ class Sender:
         transfer.ops.discard(op)
         transfer.torn.discard(op)
         if error:
-            self._end_with(transfer, Outcome.FAILED, Reason.TRANSPORT, error)
+            transfer.end_with(Outcome.FAILED, Reason.TRANSPORT, error)
             self._step(transfer, SendInput.WRITE_FAILED, now)
         if transfer.ops:
             return
@@ -230,7 +260,7 @@ class Sender:
             self._step(transfer, SendInput.STOPPED, now)
         elif transfer.state is Send.WRITING and transfer.committed:
             transfer.at["written"] = now
-            self._end_with(transfer, Outcome.DELIVERED, Reason.OK, "")
+            transfer.end_with(Outcome.DELIVERED, Reason.OK, "")
             self._step(transfer, SendInput.COMPLETE, now)
         elif transfer.state is Send.WRITING:
             self._step(transfer, SendInput.PAUSE, now)
@@ -256,7 +286,7 @@ class Sender:
         unannounced = transfer.never_announced_at(self._config) <= now
         reason = Reason.NEVER_ANNOUNCED if unannounced else Reason.LEASE_EXPIRED
         self._outbox.count("lease_expired", reason)
-        self._end_with(transfer, Outcome.EXPIRED, reason, f"nothing was heard for {now - transfer.began:.1f} s")
+        transfer.end_with(Outcome.EXPIRED, reason, f"nothing was heard for {now - transfer.began:.1f} s")
         self._step(transfer, SendInput.EXPIRE, now)
 
     def next_deadline(self) -> float | None:
@@ -272,13 +302,6 @@ class Sender:
         transfer.lease_until = since + self._config.lease_s
         self._timers.arm(transfer.key, min(transfer.lease_until, transfer.never_announced_at(self._config)))
 
-    def _renew(self, transfer: Sending, since: float) -> int:
-        """Renew a lease that has begun; one that has not cannot run out. Returns how many were renewed."""
-        if transfer.lease_until is None:
-            return 0
-        transfer.lease_until = max(transfer.lease_until, since + self._config.lease_s)
-        return 1
-
     # the table ------------------------------------------------------------------------------------------
     def _transfer(self, key: Key, now: float) -> Sending:
         transfer = self._transfers.get(key)
@@ -292,37 +315,24 @@ class Sender:
         except KeyError:
             raise LocalProtocolError(f"{transfer.key}: {happened} is not possible when {transfer.state}") from None
         for action in actions:
-            self._actions[action](transfer, now)
+            if word := _WORDS.get(action):
+                self._say(transfer, word(transfer.key))
+            else:
+                self._actions[action](transfer, now)
 
-    def _end_with(self, transfer: Sending, outcome: Outcome, reason: Reason, detail: str) -> None:
-        """The first cause is the one that is reported."""
-        if transfer.end is None:
-            transfer.end = (outcome, reason, detail)
-
-    def _accept(self, transfer: Sending, now: float) -> None:
-        self._say(transfer, Accepted(transfer.key))
-
-    def _drop(self, transfer: Sending, now: float) -> None:
-        self._say(transfer, Dropped(transfer.key))
+    def _answer(self, transfer: Sending, now: float) -> None:
+        if transfer.begun and transfer.watcher is not None:
+            self._tell(transfer.watcher, Begun(transfer.key))
+            transfer.watcher = None  # it will register, and hear of everything else then; or ask again
 
     def _close(self, transfer: Sending, now: float) -> None:
         """Writes have `drain_s` to stop, but never so long that the receiver may use their blocks again."""
-        fence = now if transfer.lease_until is None else transfer.lease_until + self._config.fence_s
-        transfer.drain_until = min(now + self._config.drain_s, fence)
+        self._in_flight.give_up(transfer)
+        transfer.drain_until = min(now + self._config.drain_s, transfer.fence(now, self._config))
         self._timers.arm(transfer.key, transfer.drain_until)
 
-    def _drain(self, transfer: Sending, now: float) -> None:
-        self._say(transfer, Draining(transfer.key))
-
-    def _hint(self, transfer: Sending, now: float) -> None:
-        self._say(transfer, Written(transfer.key))
-
     def _tell_end(self, transfer: Sending, now: float) -> None:
-        outcome, reason, detail = transfer.ending
-        if transfer.cancelled:
-            self._say(transfer, Drained(transfer.key))
-        else:
-            self._say(transfer, Failed(transfer.key, told(outcome, reason), detail[:1000]))
+        self._say(transfer, transfer.last_word)
 
     def _retire(self, transfer: Sending, now: float) -> None:
         outcome, reason, _ = transfer.ending
@@ -334,8 +344,9 @@ class Sender:
             self._outbox.event(SourceFree(transfer.key, transfer.request_id))
 
     def _say(self, transfer: Sending, message: Message) -> None:
-        if transfer.caller is not None:
-            self._tell(transfer.caller, message)
+        listener = transfer.caller or transfer.watcher
+        if listener is not None:
+            self._tell(listener, message)
 
     def _tell(self, caller: Caller, message: Message) -> None:
         self._outbox.send(caller.link, caller.epoch, message)
@@ -349,43 +360,31 @@ class Sender:
         try:
             ready = next_writes(transfer, self._layout)
         except ValueError as error:
-            self._end_with(transfer, Outcome.FAILED, Reason.SPAN_NOT_COVERED, str(error))
+            transfer.end_with(Outcome.FAILED, Reason.SPAN_NOT_COVERED, str(error))
             self._step(transfer, SendInput.WITHDRAW, now)
             return
         transfer.posted = ready.front
-        transfer.committed = transfer.all_posted and transfer.pinned
+        transfer.committed = transfer.all_posted and transfer.may_commit
         total = transfer.parts + len(ready.plans) if transfer.committed else 0
         for copy in ready.plans:
             self._post(transfer, copy, total, now)
 
     def may_post(self, op: OpId, now: float) -> bool:
         """Whether an operation that has waited to be posted may still be (R2)."""
-        transfer = self._transfers.get(self._ops[op]) if op in self._ops else None
+        key = self._in_flight.key_of(op)
+        transfer = None if key is None else self._transfers.get(key)
         return transfer is not None and transfer.may_post(now)
 
     def _post(self, transfer: Sending, copy: Plan, total: int, now: float) -> None:
-        """`total`: how many parts the transfer has, which its last notice says; 0 while more may come."""
-        assert transfer.caller is not None
-        self._last_op += 1
-        op = OpId(self._last_op)
-        transfer.ops.add(op)
-        self._ops[op] = transfer.key
-        transfer.parts += 1
-        transfer.nbytes += copy.total_bytes
-        transfer.descriptors += copy.descriptors
-        transfer.at.setdefault("first_posted", now)
-        transfer.at["posted"] = now
-        parts = total if transfer.parts == total else 0
-        notice = encode_notice(transfer.caller.epoch, transfer.key, transfer.parts - 1, parts)
         self._say(transfer, Writing(transfer.key))
-        self._outbox.effect(Post(op, transfer.caller.name, copy, notice))
+        self._in_flight.post(transfer, copy, total, now)
         self._step(transfer, SendInput.POST, now)
 
     # for the endpoint -----------------------------------------------------------------------------------
     @property
     def ops_in_flight(self) -> int:
         """Posted writes that have not stopped."""
-        return len(self._ops)
+        return len(self._in_flight)
 
     def __len__(self) -> int:
         return len(self._transfers)

@@ -9,7 +9,8 @@ from kvpush.core.front import NOWHERE, Front
 from kvpush.core.ids import Key, OpId, RequestId
 from kvpush.core.inbound import Caller
 from kvpush.core.layout import NOTHING, Blocks, Span
-from kvpush.core.messages import Failed, Message, Written
+from kvpush.core.messages import Drained, Failed, Message, Register, Written
+from kvpush.core.planner import Plan
 from kvpush.core.retired import Tombstone
 from kvpush.core.tables import Send
 
@@ -23,16 +24,23 @@ class Sending:
 
     `final` is final in `blocks`, and `posted` has been posted, in `parts` writes, of which `ops` are still in flight;
     `torn` are those that may have read blocks in other use: what they carried is posted again when they have stopped.
+    `watcher`: a receiver that wants to know when the prompt has `begun`, or that it never will.
+    `sampled`: the first `token` of the answer is known, or there will be none; a receiver may want to wait for it.
     `pinned`: the prompt is complete, and our engine waits for a SourceFree; `committed`: the receiver learns how many
     parts there are, and with the last of them that it has everything. `end` is how a transfer that is
     draining will end, `drain_until` when its writes should have stopped; `cancelled` whether the receiver waits for
-    Drained rather than Failed.
+    Drained rather than Failed. `clock`: bytes, see `InFlight`.
     """
 
     key: Key
     began: float
     state: Send = Send.NEW
     request_id: RequestId | None = None
+    watcher: Caller | None = None
+    begun: bool = False
+    sampled: bool = False
+    token: int | None = None
+    wants_token: bool = False
     final: Front = NOWHERE
     blocks: Blocks = ()
     pinned: bool = False
@@ -48,6 +56,7 @@ class Sending:
     drain_until: float | None = None
     end: Ending | None = None
     cancelled: bool = False
+    clock: int = 0
     nbytes: int = 0
     descriptors: int = 0
     at: dict[str, float] = field(default_factory=dict)
@@ -58,14 +67,69 @@ class Sending:
         return self.caller is not None and self.posted.tokens >= self.span.end
 
     @property
+    def may_commit(self) -> bool:
+        """Whether the receiver may be told that it has everything, once it has."""
+        return self.pinned and (self.sampled or not self.wants_token)
+
+    @property
     def ending(self) -> Ending:
         """How it ends, or has ended."""
         return self.end or (Outcome.FAILED, Reason.TRANSPORT, "")
+
+    def end_with(self, outcome: Outcome, reason: Reason, detail: str) -> None:
+        """The first cause is the one that is reported."""
+        if self.end is None:
+            self.end = (outcome, reason, detail)
 
     def may_post(self, now: float) -> bool:
         """Whether a write may be posted now (R2)."""
         writable = self.state in (Send.WAITING, Send.WRITING)
         return writable and self.lease_until is not None and now < self.lease_until
+
+    def add_part(self, op: OpId, copy: Plan, now: float) -> None:
+        """One more write has been posted."""
+        self.ops.add(op)
+        self.parts += 1
+        self.nbytes += copy.total_bytes
+        self.descriptors += copy.descriptors
+        self.at.setdefault("first_posted", now)
+        self.at["posted"] = now
+
+    def register(self, caller: Caller, message: Register) -> None:
+        """A receiver asks for it."""
+        self.caller, self.span, self.remote_blocks = caller, message.span, message.blocks
+        self.posted, self.wants_token = Front.flat(message.span.start), message.wants_token
+
+    def is_registered_as(self, caller: Caller, message: Register) -> bool:
+        """Whether a registration is a repetition of the one that there is."""
+        same = self.caller is not None and self.caller.epoch == caller.epoch and self.span == message.span
+        return same and (self.remote_blocks, self.wants_token) == (message.blocks, message.wants_token)
+
+    def ends_with(self, caller: Caller) -> bool:
+        """Whether it ends when this receiver is gone: it is registered, or nobody else has asked for it."""
+        return self.watcher is None if self.state is Send.WATCHED else self.caller is caller
+
+    @property
+    def last_word(self) -> Message:
+        """What the receiver hears when nothing will be written any more."""
+        outcome, reason, detail = self.ending
+        return Drained(self.key) if self.cancelled else Failed(self.key, told(outcome, reason), detail[:1000])
+
+    def identify(self, request_id: RequestId, stage: str, now: float) -> None:
+        """One of our engine's requests has this key."""
+        self.request_id = request_id
+        self.at.setdefault(stage, now)
+
+    def renew(self, until: float) -> int:
+        """Renew a lease that has begun; one that has not cannot run out. Returns how many were renewed."""
+        if self.lease_until is None:
+            return 0
+        self.lease_until = max(self.lease_until, until)
+        return 1
+
+    def fence(self, now: float, config: ProtocolConfig) -> float:
+        """When its last write must have stopped, so that the receiver can use its blocks again some day."""
+        return now if self.lease_until is None else self.lease_until + config.fence_s
 
     def retract(self) -> None:
         """Nothing is final any more, and nothing that was posted counts."""
@@ -83,6 +147,8 @@ class Sending:
         use their blocks again; when draining, they have a time to stop; None before there is anything to hold."""
         if self.state is Send.DRAINING:
             return self.drain_until
+        if self.state is Send.WATCHED:
+            return self.never_announced_at(config)
         if self.lease_until is None or self.state not in (Send.HELD, Send.WAITING, Send.WRITING):
             return None
         if self.all_posted:

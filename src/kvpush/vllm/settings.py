@@ -42,6 +42,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `host` is both listened on and told to peers. `port` is that of the engine's first rank; rank `r` of data
     parallel rank `d` listens on `port + d * ranks + r`; 0 picks free ones, which only the engine's own
     answers can tell. `switch_us`: see `ThreadConfig`.
+    `reserve_early`: the part of a decode engine's KV pool that must stay free when blocks are set aside for a prompt
+    whose prefill has not begun; 0 sets them aside in any case, 1 never.
     `model` replaces the fingerprint by which engines decide whether they serve the same.
     """
 
@@ -52,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     poll_us: int = 100
     switch_us: int = 500
     push: Push = Push.WHOLE
+    reserve_early: float = 0.5
     model: str = ""
     protocol: ProtocolConfig = ProtocolConfig()
 
@@ -61,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _require(0 <= self.port < 65536, "port", self.port, "Use 1 to 65535, or 0 to pick a free one.")
         _require(bool(self.backends), "backends", self.backends, "Name at least one NIXL backend, such as UCX.")
         _require(self.poll_us > 0, "poll_us", self.poll_us, "Set a positive number of microseconds.")
+        _require(0 <= self.reserve_early <= 1, "reserve_early", self.reserve_early, "Use a share from 0 to 1.")
         _require(0 <= self.switch_us <= 1_000_000, "switch_us", self.switch_us, "Use 0 (as it is) to 1000000.")
 
     def address(self, group: int, rank: int, ranks: int) -> Address:
