@@ -247,7 +247,7 @@ class Receiver:
                 why = (Outcome.FAILED, Reason.NOTICE_LOST, "written, but never noticed")
                 self._step(transfer, RecvInput.FAIL, now, why)
             elif transfer.limit_at is not None and now >= transfer.limit_at:
-                self._step(transfer, transfer.at_the_limit, now, (Outcome.FAILED, *transfer.overdue))
+                self._step(transfer, transfer.at_the_limit, now, (Outcome.FAILED, *self._overdue(transfer)))
             else:
                 self._repeat(transfer, now)
 
@@ -267,6 +267,13 @@ class Receiver:
         deadline = self._deadline_of(transfer.key)
         if deadline is not None:
             self._timers.arm(transfer.key, deadline)
+
+    def _overdue(self, transfer: Receiving) -> tuple[Reason, str]:
+        """Why a limit was reached. A sender whose connection has broken may not come back: that is more than silence,
+        and known already when the time for its answer is over before the time for its return."""
+        reason, detail = transfer.overdue
+        session = self._outbound.get(transfer.target)
+        return (session.suspicion if reason is Reason.PEER_SILENT and session is not None else reason), detail
 
     def _repeat(self, transfer: Receiving, now: float) -> None:
         pause = self._config.retry_s
