@@ -75,8 +75,7 @@ class Receiver:
         else:
             transfer.check_expected(command)
         transfer.span, transfer.blocks, transfer.holds = command.span, command.blocks, True
-        transfer.purpose = command.purpose
-        transfer.wants_token = command.wants_token
+        transfer.purpose, transfer.wants_token = command.purpose, command.wants_token
         transfer.at["requested"] = now
         self._step(transfer, RecvInput.RECEIVE, now)
         if transfer.end is not None:
@@ -248,7 +247,7 @@ class Receiver:
                 why = (Outcome.FAILED, Reason.NOTICE_LOST, "written, but never noticed")
                 self._step(transfer, RecvInput.FAIL, now, why)
             elif transfer.limit_at is not None and now >= transfer.limit_at:
-                self._step(transfer, transfer.at_the_limit, now, (Outcome.FAILED, *transfer.overdue))
+                self._step(transfer, transfer.at_the_limit, now, (Outcome.FAILED, *self._overdue(transfer)))
             else:
                 self._repeat(transfer, now)
 
@@ -268,6 +267,13 @@ class Receiver:
         deadline = self._deadline_of(transfer.key)
         if deadline is not None:
             self._timers.arm(transfer.key, deadline)
+
+    def _overdue(self, transfer: Receiving) -> tuple[Reason, str]:
+        """Why a limit was reached. A sender whose connection has broken may not come back: that is more than silence,
+        and known already when the time for its answer is over before the time for its return."""
+        reason, detail = transfer.overdue
+        session = self._outbound.get(transfer.target)
+        return (session.suspicion if reason is Reason.PEER_SILENT and session is not None else reason), detail
 
     def _repeat(self, transfer: Receiving, now: float) -> None:
         pause = self._config.retry_s

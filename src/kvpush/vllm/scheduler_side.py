@@ -167,14 +167,18 @@ class SchedulerSide:
         record = self._receiving.get(request.request_id)
         if record is None or record.stage not in (Stage.ASKING, Stage.KNOWN) or computes_itself(request):
             return 0
-        self._hear()
+        if record.stage is Stage.ASKING:
+            self._hear()
         if record.stage is Stage.ASKING:
             return None
         record.computed = computed
         missing = record.end - computed
         if missing < self._least_tokens(record):
             return 0
-        return missing if record.begun or self._reserve.allows(missing) else None
+        if record.begun or self._reserve.allows(missing):
+            return missing
+        self._hear()
+        return missing if record.begun else None
 
     def _least_tokens(self, record: Receiving) -> int:
         """What is worth to be sent. Of a whole prompt vLLM computes the last token in any case, to sample from it; less
