@@ -8,7 +8,7 @@ from core.memory import Memory, make_layout
 
 from kvpush.core.commands import Abort, Announce, Command, Expect, Final, Receive, Retract, Stop, Withdraw
 from kvpush.core.config import ProtocolConfig
-from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, RemovePeer, SendFrame
+from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, PostRead, RemovePeer, SendFrame
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import LocalProtocolError, Reason
 from kvpush.core.events import (
@@ -16,6 +16,7 @@ from kvpush.core.events import (
     Counted,
     Ended,
     Event,
+    ModeChosen,
     PeerChanged,
     ReceiveEnded,
     SourceFree,
@@ -24,6 +25,7 @@ from kvpush.core.events import (
 )
 from kvpush.core.ids import Address, EngineId, Epoch, Key, PeerName, RequestId, Target
 from kvpush.core.layout import Blocks, Layout, Span
+from kvpush.core.mode import Mode, ModeSetting
 
 if TYPE_CHECKING:
     from core.world import World
@@ -32,7 +34,15 @@ if TYPE_CHECKING:
 class Process:
     """An endpoint in its world. Dies once; a restart is another Process at the same address."""
 
-    def __init__(self, world: "World", number: int, address: Address, engine_id: str, layout: Layout | None) -> None:
+    def __init__(
+        self,
+        world: "World",
+        number: int,
+        address: Address,
+        engine_id: str,
+        layout: Layout | None,
+        mode: ModeSetting = ModeSetting.PUSH,
+    ) -> None:
         self.world = world
         self.number = number
         self.address = address
@@ -48,10 +58,13 @@ class Process:
         self.records: list[TransferRecord] = []
         self.counted: Counter[tuple[str, Reason]] = Counter()
         self.changes: list[PeerChanged] = []
+        self.choices: list[ModeChosen] = []
         self.stopped = 0
         self.alive, self.hung = True, False
         self._inbox: list[Callable[[float], None]] = []
-        self.endpoint = Endpoint(world.config, self.engine_id, Epoch(1000 + number), self.layout, str(number).encode())
+        self.mode = mode
+        epoch, metadata = Epoch(1000 + number), str(number).encode()
+        self.endpoint = Endpoint(world.config, self.engine_id, epoch, self.layout, metadata, mode.modes)
 
     def __repr__(self) -> str:
         return f"{self.engine_id}#{self.number}"
@@ -99,13 +112,15 @@ class Process:
     def expect(self, key: Key, sender: "Process | Target") -> None:
         self._execute(Expect(key, request_of(key), _target(sender)))
 
-    def receive(self, key: Key, sender: "Process | Target", tokens: int, start: int = 0) -> Receive:
+    def receive(
+        self, key: Key, sender: "Process | Target", tokens: int, start: int = 0, mode: Mode | None = None
+    ) -> Receive:
         """Allocate blocks for the tokens [start, tokens) and ask for them."""
         size = self.layout.groups[0].block_size
         count = -(-tokens // size) - start // size
         blocks: Blocks = (tuple(self.free.pop(0) for _ in range(count)),)
         blocks += tuple(tuple(range(count)) for _ in self.layout.groups[1:])
-        command = Receive(key, request_of(key), _target(sender), Span(start, tokens), blocks)
+        command = Receive(key, request_of(key), _target(sender), Span(start, tokens), blocks, mode)
         self.destinations[key] = command
         self._execute(command)
         return command
@@ -175,7 +190,7 @@ class Process:
                 self.world.data.add_peer(self, name, metadata)
             case RemovePeer(name):
                 self.world.data.remove_peer(self, name)
-            case Post():
+            case Post() | PostRead():
                 self.world.data.queue(self, effect)
 
     def _note(self, event: Event) -> None:
@@ -201,6 +216,8 @@ class Process:
                 self.counted[name, reason] += amount
             case PeerChanged():
                 self.changes.append(event)
+            case ModeChosen():
+                self.choices.append(event)
             case Stopped():
                 self.stopped += 1
 

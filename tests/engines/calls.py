@@ -128,7 +128,8 @@ class Quit:
 
 @dataclass(frozen=True)
 class State:
-    """What a test may want to know of an engine. `counted`: kvpush's counters since the start."""
+    """What a test may want to know of an engine. `counted`: kvpush's counters since the start. `delivered`: transfers
+    by role and mode; `chosen`: the modes that were chosen by measurement, by peer."""
 
     free_blocks: int
     requests: int
@@ -136,6 +137,8 @@ class State:
     counted: dict[str, int]
     transfers: dict[str, int]
     nbytes: dict[str, int]
+    delivered: dict[str, int]
+    chosen: dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,8 @@ class EngineChild:
             counted={f"{name} {reason}": number for (name, reason), number in totals.counted.items()},
             transfers={" ".join(how): number for how, number in totals.transfers.items()},
             nbytes={str(role): volume.nbytes for role, volume in totals.volumes.items()},
+            delivered={" ".join(moved_by): number for moved_by, number in totals.modes.items()},
+            chosen={peer: str(pair.mode) for peer, pair in totals.pairs.items()},
         )
 
     def _quit(self) -> None:

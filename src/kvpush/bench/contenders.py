@@ -9,6 +9,7 @@ from kvpush.cli.cluster import Cluster
 from kvpush.cli.parts import ClusterSpec
 from kvpush.cli.up import make_spec
 from kvpush.core.errors import ConfigError
+from kvpush.core.mode import ModeSetting
 from kvpush.router.config import Connector
 from kvpush.sim.settings import SimSettings
 
@@ -84,6 +85,7 @@ def make_cluster(setting: Setting, contender: Contender, round_number: int) -> C
     base = make_spec(
         "tiny",
         connector=_CONNECTORS[contender],
+        mode=ModeSetting.PULL if contender is Contender.KVPUSH_PULL else ModeSetting.PUSH,
         device=setting.device,
         log_dir=logs,
         vllm_args=("--kv-cache-memory-bytes", str(setting.kv_bytes), *setting.vllm_args),
@@ -91,8 +93,6 @@ def make_cluster(setting: Setting, contender: Contender, round_number: int) -> C
     fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
     fields["router_args"] = ("--connect-timeout-s", str(_CONNECT_TIMEOUT_S))
     fields["env"] = {**base.env, **_env(setting, logs)}
-    if contender is Contender.KVPUSH_PULL:
-        fields["connector_config"] = {**base.connector_config, "mode": "pull"}
     return Cluster(ClusterSpec(**fields))
 
 

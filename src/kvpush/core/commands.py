@@ -11,6 +11,7 @@ import msgspec
 from kvpush.core.errors import Reason
 from kvpush.core.ids import Key, RequestId, Target
 from kvpush.core.layout import Blocks, Span
+from kvpush.core.mode import Mode
 
 
 class Expect(msgspec.Struct, frozen=True, tag=True):
@@ -23,13 +24,16 @@ class Expect(msgspec.Struct, frozen=True, tag=True):
 
 
 class Receive(msgspec.Struct, frozen=True, tag=True):
-    """Receiver: write tokens `span` into `blocks`. Nothing of our own may still write to them (R12)."""
+    """Receiver: get tokens `span` into `blocks`. Nothing of our own may still write to them (R12).
+
+    `mode` is who is to move them; None leaves the choice to what the two engines can do, and do faster."""
 
     key: Key
     request_id: RequestId
     target: Target
     span: Span
     blocks: Blocks
+    mode: Mode | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -12,13 +12,14 @@ from kvpush.core.config import ProtocolConfig
 from kvpush.core.effects import Effect
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from kvpush.core.events import Event, Stopped
-from kvpush.core.ids import EngineId, Epoch, LinkId, OpId, PeerName, Target
+from kvpush.core.ids import EngineId, Epoch, LinkId, OpId, PeerName
 from kvpush.core.inbound import Caller, Inbound
 from kvpush.core.layout import Layout
 from kvpush.core.messages import (
     Accepted,
     Beat,
     Cancel,
+    Confirmed,
     Drained,
     Draining,
     Dropped,
@@ -26,16 +27,20 @@ from kvpush.core.messages import (
     Frame,
     Heartbeat,
     Hello,
+    Offer,
     Refuse,
     Register,
+    Released,
     Welcome,
     Writing,
     Written,
     decode_frame,
     decode_notice,
 )
+from kvpush.core.mode import Mode
 from kvpush.core.outbound import Outbound, Session, SessionState
 from kvpush.core.outbox import Outbox
+from kvpush.core.peers import Peers
 from kvpush.core.receiver import Receiver
 from kvpush.core.sender import Sender
 
@@ -47,22 +52,25 @@ class Endpoint:
     receive (receiver)."""
 
     def __init__(
-        self, config: ProtocolConfig, engine_id: EngineId, epoch: Epoch, layout: Layout, metadata: bytes
+        self,
+        config: ProtocolConfig,
+        engine_id: EngineId,
+        epoch: Epoch,
+        layout: Layout,
+        metadata: bytes,
+        modes: tuple[Mode, ...] = (Mode.PUSH,),
     ) -> None:
-        """`metadata` is our transport's, sent to peers in the hello."""
+        """`metadata` is our transport's, sent to peers in the hello; `modes` are those that we take part in."""
         self._config = config
         self._engine_id = engine_id
-        self._layout = layout
-        self._metadata = metadata
         self._outbox = Outbox(epoch)
-        self._inbound = Inbound(config, engine_id, layout, self._outbox)
-        self._outbound = Outbound(config, self._hello, self._outbox)
+        self._peers = Peers(self._outbox)
+        us = Hello(engine_id, None, layout, metadata, modes)
+        self._inbound = Inbound(config, us, self._peers, self._outbox)
+        self._outbound = Outbound(config, us, self._peers, self._outbox)
         self._sender = Sender(config, layout, self._outbox)
         self._receiver = Receiver(config, layout, self._outbound, self._outbox)
         self._stop_by: float | None = None
-
-    def _hello(self, target: Target) -> Hello:
-        return Hello(self._engine_id, target.engine_id, self._layout, self._metadata)
 
     # our engine -----------------------------------------------------------------------------------------
     def execute(self, command: Command, now: float) -> None:
@@ -164,7 +172,7 @@ class Endpoint:
             for replaced in self._inbound.hello(frame.source, link, message, now):
                 self._lose_caller(replaced, Reason.PEER_RESTARTED, now)
             return
-        if not isinstance(message, Register | Cancel | Heartbeat):
+        if not isinstance(message, Register | Cancel | Released | Heartbeat):
             raise RemoteProtocolError(Reason.BAD_MESSAGE, f"{type(message).__name__} is not for a sender", "message")
         if caller is None or not caller.ready:
             raise RemoteProtocolError(Reason.PEER_LOST, "this receiver is not known (any more); say hello", "source")
@@ -173,6 +181,8 @@ class Endpoint:
                 self._sender.register(caller, message, now)
             case Cancel():
                 self._sender.cancel(caller, message.key, message.reason, now)
+            case Released():
+                self._sender.released(caller, message.key, now)
             case Heartbeat():
                 self._inbound.tell(caller, self._sender.heartbeat(caller, message.keys, message.echo, now))
 
@@ -195,11 +205,16 @@ class Endpoint:
                 self._refused(session, message, now)
             case Accepted():
                 self._receiver.accepted(message.key, session, now)
+            case Offer():
+                self._receiver.offered(message.key, session, message.blocks, now)
+            case Confirmed():
+                self._receiver.confirmed(message.key, session, now)
             case Writing():
                 self._receiver.writing(message.key, session)
             case Draining():
                 self._receiver.draining(message.key, session, now)
             case Written():
+                self._outbound.measured(session, Mode.PUSH, message.nbytes, message.wire_s)
                 self._receiver.written(message.key, session, now)
             case Failed():
                 self._receiver.failed(message.key, session, message.reason, message.detail, now)
@@ -213,7 +228,11 @@ class Endpoint:
                 raise RemoteProtocolError(Reason.BAD_MESSAGE, detail, "message")
 
     def _welcomed(self, session: Session, epoch: Epoch, message: Welcome, now: float) -> None:
-        self._outbound.welcome(session, epoch, message.engine_id, now)
+        try:
+            self._outbound.welcome(session, epoch, message, now)
+        except RemoteProtocolError as error:
+            self._lose_session(session, error.reason, str(error), now)
+            raise
         session.clock = max(session.clock, message.clock)
         self._receiver.session_ready(session, now)
 
@@ -250,16 +269,21 @@ class Endpoint:
     def peer_added(self, peer: PeerName, error: str, now: float) -> None:
         """The transport has loaded a peer, or says why not ("" is success)."""
         self.tick(now)
+        self._peers.added(peer, error)
         self._inbound.peer_added(peer, error, now)
+        self._receiver.peer_added(peer, error, now)
 
     def may_post(self, op: OpId, now: float) -> bool:
         """To be asked right before a `Post` is carried out: it may have waited in the driver's queue while its
         transfer was cancelled or its lease ended (R2). If not, it has to be reported as finished with an error."""
-        return self._sender.may_post(op, now)
+        return self._sender.may_post(op, now) if op > 0 else self._receiver.may_post(op)
 
     def op_finished(self, op: OpId, error: str, now: float) -> None:
         """A posted operation has stopped, or could not be posted; "" is success."""
-        self._sender.op_finished(op, error, now)
+        if op > 0:
+            self._sender.op_finished(op, error, now)
+        else:
+            self._receiver.op_finished(op, error, now)
         self._finish_stop(now)
 
     def notice_received(self, notice: bytes, now: float) -> None:
@@ -278,7 +302,9 @@ class Endpoint:
         """Let time pass: everything due by `now` happens."""
         for stuck in self._sender.tick(now):
             self._lose_caller(stuck, Reason.TRANSPORT, now)
-        self._receiver.tick(now)
+        for unreadable in self._receiver.tick(now):
+            detail = f"reads from {unreadable.name} do not stop"
+            self._lose_session(unreadable, Reason.TRANSPORT, detail, now)
         for session in self._outbound.due(now):
             self._session_due(session, now)
         for caller in self._inbound.silent(now):
@@ -288,7 +314,8 @@ class Endpoint:
     def _lose_caller(self, caller: Caller, reason: Reason, now: float) -> None:
         """End what a receiver waits for, and close the way to it."""
         self._sender.caller_lost(caller, reason, now)
-        self._inbound.forget(caller, reason)
+        if self._inbound.forget(caller, reason):
+            self._receiver.way_closed(caller.name, now)
 
     def _session_due(self, session: Session, now: float) -> None:
         if now >= self._outbound.lost_at(session):
@@ -318,12 +345,13 @@ class Endpoint:
     @property
     def ops_in_flight(self) -> int:
         """Posted operations that have not finished: the transport must be polled."""
-        return self._sender.ops_in_flight
+        return self._sender.ops_in_flight + self._receiver.reads_in_flight
 
     @property
     def notices_due(self) -> int:
-        """Receives whose sender says it has written, or is writing: poll the transport for their notices."""
-        return self._receiver.notices_due
+        """Receives whose sender says it has written, or is writing, and prompts that are being read: poll the
+        transport, which brings notices, and may not let itself be read otherwise."""
+        return self._receiver.notices_due + self._sender.offers
 
     @property
     def transfers(self) -> int:

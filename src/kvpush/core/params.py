@@ -9,6 +9,7 @@ import msgspec
 
 from kvpush.core.errors import ConfigError
 from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
+from kvpush.core.mode import Mode, ModeSetting
 
 
 class SendParams(msgspec.Struct, frozen=True):
@@ -18,11 +19,12 @@ class SendParams(msgspec.Struct, frozen=True):
 
 
 class ReceiveParams(msgspec.Struct, frozen=True):
-    """The decode leg: get the prompt's KV from `target`."""
+    """The decode leg: get the prompt's KV from `target`, in this mode or (None) in what the pair has chosen."""
 
     key: Key
     target: Target
     tp_size: int
+    mode: Mode | None = None
 
 
 def send_params(key: Key) -> dict[str, Any]:
@@ -35,9 +37,10 @@ def send_params(key: Key) -> dict[str, Any]:
     }
 
 
-def receive_params(key: Key, target: Target, tp_size: int = 1) -> dict[str, Any]:
+def receive_params(key: Key, target: Target, tp_size: int = 1, mode: Mode | None = None) -> dict[str, Any]:
     """The decode leg's `kv_transfer_params`."""
     return {
+        **({} if mode is None else {"mode": str(mode)}),
         "do_remote_decode": False,
         "do_remote_prefill": True,
         "transfer_id": key.transfer_id,
@@ -60,6 +63,7 @@ class _Wire(msgspec.Struct):
     remote_port: int = 0
     remote_engine_id: str | None = None
     tp_size: int = 1
+    mode: ModeSetting = ModeSetting.AUTO
 
 
 def parse(params: object) -> SendParams | ReceiveParams | None:
@@ -89,4 +93,5 @@ def parse(params: object) -> SendParams | ReceiveParams | None:
             "Name the prefill engine's kvpush control address.",
         )
     engine_id = EngineId(wire.remote_engine_id) if wire.remote_engine_id else None
-    return ReceiveParams(key, Target(Address(wire.remote_host, wire.remote_port), engine_id), wire.tp_size)
+    mode = None if wire.mode is ModeSetting.AUTO else Mode(wire.mode.value)
+    return ReceiveParams(key, Target(Address(wire.remote_host, wire.remote_port), engine_id), wire.tp_size, mode)

@@ -5,33 +5,22 @@ from collections.abc import Callable, Iterable
 from kvpush.core.chunks import next_writes
 from kvpush.core.commands import Announce, Final, Retract, Withdraw
 from kvpush.core.config import ProtocolConfig
-from kvpush.core.effects import Post
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from kvpush.core.events import Ended, Outcome, SourceFree
 from kvpush.core.front import Front
 from kvpush.core.ids import Epoch, Key, OpId, RequestId
 from kvpush.core.inbound import Caller
-from kvpush.core.layout import Layout, check_blocks
-from kvpush.core.messages import (
-    Accepted,
-    Beat,
-    Drained,
-    Draining,
-    Dropped,
-    End,
-    Failed,
-    Message,
-    Register,
-    Writing,
-    Written,
-    encode_notice,
-)
+from kvpush.core.layout import Layout
+from kvpush.core.messages import Beat, Dropped, End, Register
+from kvpush.core.mode import Mode
+from kvpush.core.offers import can_offer, check_registration, is_same
 from kvpush.core.outbox import Outbox
-from kvpush.core.planner import Plan
 from kvpush.core.retired import Retired
-from kvpush.core.sending import Sending, epitaph, told
+from kvpush.core.sending import Ending, Sending, epitaph, verdict
 from kvpush.core.tables import SENDER, Send, SendAction, SendInput
+from kvpush.core.telling import Telling
 from kvpush.core.timers import Timers
+from kvpush.core.writes import WriteOps
 
 
 class Sender:
@@ -42,19 +31,22 @@ class Sender:
         self._layout = layout
         self._outbox = outbox
         self._transfers: dict[Key, Sending] = {}
-        self._ops: dict[OpId, Key] = {}
-        self._last_op = 0
+        self._telling = Telling(layout, outbox)
+        self._writes = WriteOps(outbox)
+        self._offers = 0
         self._stopping = False
         self._retired = Retired(config.retired_memory_s, config.retired_memory_keys)
         self._timers: Timers[Key] = Timers(self._deadline_of)
         self._actions: dict[SendAction, Callable[[Sending, float], None]] = {
-            SendAction.ACCEPT: self._accept,
+            SendAction.ACCEPT: self._telling.accept,
             SendAction.ADVANCE: self._advance,
-            SendAction.DROP: self._drop,
+            SendAction.DROP: self._telling.drop,
             SendAction.CLOSE: self._close,
-            SendAction.DRAIN: self._drain,
-            SendAction.TELL: self._tell_end,
-            SendAction.HINT: self._hint,
+            SendAction.DRAIN: self._telling.drain,
+            SendAction.TELL: self._telling.end,
+            SendAction.HINT: self._telling.hint,
+            SendAction.OFFER: self._offer,
+            SendAction.CONFIRM: self._confirm,
             SendAction.RETIRE: self._retire,
         }
 
@@ -132,7 +124,7 @@ class Sender:
         stone = self._retired.get(message.key)
         if stone is not None:
             self._outbox.count("late_message", Reason.RETIRED_TRANSFER)
-            self._tell(caller, epitaph(message.key, stone))
+            self._telling.tell(caller, epitaph(message.key, stone))
             return
         try:
             self._check_registration(caller, message)
@@ -141,23 +133,21 @@ class Sender:
             return
         transfer = self._transfer(message.key, now)
         if transfer.caller is None:
-            transfer.caller, transfer.span, transfer.remote_blocks = caller, message.span, message.blocks
+            transfer.caller, transfer.mode = caller, message.mode
+            transfer.span, transfer.remote_blocks = message.span, message.blocks
             transfer.posted = Front.flat(message.span.start)
             transfer.at["registered"] = now
             self._hold(transfer, min(message.echo, now))
         self._renew(transfer, min(message.echo, now))
-        self._step(transfer, SendInput.REGISTER, now)
+        self._step(transfer, SendInput.REGISTER if transfer.mode is Mode.PUSH else SendInput.ASK, now)
 
     def _check_registration(self, caller: Caller, message: Register) -> None:
         """The same registration again is a repetition; another one with the same key is refused."""
         if self._stopping:
             raise RemoteProtocolError(Reason.SHUTDOWN, "the sender is stopping")
-        check_blocks(caller.layout, message.span, message.blocks)
+        check_registration(caller, message)
         known = self._transfers.get(message.key)
-        if known is None or known.caller is None:
-            return
-        same = known.caller.epoch == caller.epoch and known.span == message.span
-        if not same or known.remote_blocks != message.blocks:
+        if known is not None and known.caller is not None and not is_same(known, caller, message):
             detail = f"{message.key} is registered by {known.caller.name} for {known.span} already"
             raise RemoteProtocolError(Reason.DUPLICATE_KEY, detail, "key")
 
@@ -176,7 +166,7 @@ class Sender:
     def cancel(self, caller: Caller, key: Key, reason: Reason, now: float) -> None:
         """The receiver gives a transfer up. A key never heard of is remembered, so that it stays dropped."""
         if key in self._retired:
-            self._tell(caller, Dropped(key))
+            self._telling.tell(caller, Dropped(key))
             return
         transfer = self._transfer(key, now)
         if transfer.caller is not None and transfer.caller.epoch != caller.epoch:
@@ -187,6 +177,18 @@ class Sender:
         transfer.cancelled = True
         self._step(transfer, SendInput.CANCEL, now)
 
+    def released(self, caller: Caller, key: Key, now: float) -> None:
+        """The receiver has read it all. Whether that was right is known here: the blocks are this transfer's own as
+        long as it is `OFFERED`, whatever the clocks of the two say."""
+        stone = self._retired.get(key)
+        if stone is not None:
+            self._telling.tell(caller, verdict(key, stone))
+            return
+        transfer = self._transfers.get(key)
+        if transfer is None or transfer.caller is not caller:
+            raise RemoteProtocolError(Reason.UNKNOWN_TRANSFER, f"{key} was not offered to {caller.name}", "key")
+        self._step(transfer, SendInput.RELEASE, now, (Outcome.DELIVERED, Reason.OK, ""))
+
     def heartbeat(self, caller: Caller, keys: Iterable[Key], echo: float, now: float) -> Beat:
         """Renew leases by key, from `echo` on; says which keys are unknown here and which have ended."""
         unknown, ended, renewed = [], [], 0
@@ -195,8 +197,7 @@ class Sender:
             stone = self._retired.get(key)
             if transfer is not None and (transfer.caller is None or transfer.caller is caller):
                 renewed += self._renew(transfer, min(echo, now))
-                if transfer.ops:  # a lost hint would hold up the write
-                    self._say(transfer, Writing(key))
+                self._telling.remind(transfer)
             elif stone is not None:
                 ended.append(End(key, stone.outcome, stone.reason))
             else:
@@ -214,13 +215,12 @@ class Sender:
     # the transport --------------------------------------------------------------------------------------
     def op_finished(self, op: OpId, error: str, now: float) -> None:
         """A write has stopped."""
-        key = self._ops.pop(op, None)
+        key = self._writes.key_of(op)
         if key is None:
             self._outbox.count("late_completion", Reason.TRANSPORT)
             return
         transfer = self._transfers[key]
-        transfer.ops.discard(op)
-        transfer.torn.discard(op)
+        self._writes.stopped(op, transfer, now)
         if error:
             self._end_with(transfer, Outcome.FAILED, Reason.TRANSPORT, error)
             self._step(transfer, SendInput.WRITE_FAILED, now)
@@ -286,11 +286,13 @@ class Sender:
             transfer = self._transfers[key] = Sending(key, now)
         return transfer
 
-    def _step(self, transfer: Sending, happened: SendInput, now: float) -> None:
+    def _step(self, transfer: Sending, happened: SendInput, now: float, why: Ending | None = None) -> None:
+        """`why` is how the transfer ends, if this ends it and nothing else has before."""
         try:
             transfer.state, actions = SENDER[transfer.state, happened]
         except KeyError:
             raise LocalProtocolError(f"{transfer.key}: {happened} is not possible when {transfer.state}") from None
+        transfer.end = transfer.end or why
         for action in actions:
             self._actions[action](transfer, now)
 
@@ -299,46 +301,41 @@ class Sender:
         if transfer.end is None:
             transfer.end = (outcome, reason, detail)
 
-    def _accept(self, transfer: Sending, now: float) -> None:
-        self._say(transfer, Accepted(transfer.key))
-
-    def _drop(self, transfer: Sending, now: float) -> None:
-        self._say(transfer, Dropped(transfer.key))
-
     def _close(self, transfer: Sending, now: float) -> None:
         """Writes have `drain_s` to stop, but never so long that the receiver may use their blocks again."""
         fence = now if transfer.lease_until is None else transfer.lease_until + self._config.fence_s
         transfer.drain_until = min(now + self._config.drain_s, fence)
         self._timers.arm(transfer.key, transfer.drain_until)
 
-    def _drain(self, transfer: Sending, now: float) -> None:
-        self._say(transfer, Draining(transfer.key))
+    def _offer(self, transfer: Sending, now: float) -> None:
+        """Say where to read, if all of it is there. A lease that has ended already expires with the next tick."""
+        try:
+            if not can_offer(transfer) or transfer.lease_until is None or now >= transfer.lease_until:
+                return
+        except ValueError as error:
+            self._end_with(transfer, Outcome.FAILED, Reason.SPAN_NOT_COVERED, str(error))
+            self._step(transfer, SendInput.WITHDRAW, now)
+            return
+        self._telling.offer(transfer)
+        if transfer.state is Send.PROMISED:
+            transfer.at["offered"] = now
+            self._offers += 1
+            self._step(transfer, SendInput.OFFER, now)
 
-    def _hint(self, transfer: Sending, now: float) -> None:
-        self._say(transfer, Written(transfer.key))
-
-    def _tell_end(self, transfer: Sending, now: float) -> None:
-        outcome, reason, detail = transfer.ending
-        if transfer.cancelled:
-            self._say(transfer, Drained(transfer.key))
-        else:
-            self._say(transfer, Failed(transfer.key, told(outcome, reason), detail[:1000]))
+    def _confirm(self, transfer: Sending, now: float) -> None:
+        transfer.at["released"] = now
+        transfer.nbytes = transfer.span.tokens * self._layout.token_bytes
+        self._telling.confirm(transfer)
 
     def _retire(self, transfer: Sending, now: float) -> None:
         outcome, reason, _ = transfer.ending
         del self._transfers[transfer.key]
-        self._retired.add(transfer.key, outcome, reason, now)
+        self._retired.add(transfer.key, outcome, reason, transfer.mode, now)
+        self._offers -= "offered" in transfer.at
         transfer.at["ended"] = now
         self._outbox.event(Ended(transfer.record()))
         if transfer.pinned and transfer.request_id is not None:
             self._outbox.event(SourceFree(transfer.key, transfer.request_id))
-
-    def _say(self, transfer: Sending, message: Message) -> None:
-        if transfer.caller is not None:
-            self._tell(transfer.caller, message)
-
-    def _tell(self, caller: Caller, message: Message) -> None:
-        self._outbox.send(caller.link, caller.epoch, message)
 
     # writing --------------------------------------------------------------------------------------------
     def _advance(self, transfer: Sending, now: float) -> None:
@@ -352,40 +349,28 @@ class Sender:
             self._end_with(transfer, Outcome.FAILED, Reason.SPAN_NOT_COVERED, str(error))
             self._step(transfer, SendInput.WITHDRAW, now)
             return
-        transfer.posted = ready.front
-        transfer.committed = transfer.all_posted and transfer.pinned
-        total = transfer.parts + len(ready.plans) if transfer.committed else 0
-        for copy in ready.plans:
-            self._post(transfer, copy, total, now)
+        if ready.plans:
+            self._writes.post(transfer, ready, now)
+            self._step(transfer, SendInput.POST, now)
+        else:
+            transfer.posted = ready.front
 
     def may_post(self, op: OpId, now: float) -> bool:
         """Whether an operation that has waited to be posted may still be (R2)."""
-        transfer = self._transfers.get(self._ops[op]) if op in self._ops else None
+        key = self._writes.key_of(op)
+        transfer = self._transfers.get(key) if key is not None else None
         return transfer is not None and transfer.may_post(now)
-
-    def _post(self, transfer: Sending, copy: Plan, total: int, now: float) -> None:
-        """`total`: how many parts the transfer has, which its last notice says; 0 while more may come."""
-        assert transfer.caller is not None
-        self._last_op += 1
-        op = OpId(self._last_op)
-        transfer.ops.add(op)
-        self._ops[op] = transfer.key
-        transfer.parts += 1
-        transfer.nbytes += copy.total_bytes
-        transfer.descriptors += copy.descriptors
-        transfer.at.setdefault("first_posted", now)
-        transfer.at["posted"] = now
-        parts = total if transfer.parts == total else 0
-        notice = encode_notice(transfer.caller.epoch, transfer.key, transfer.parts - 1, parts)
-        self._say(transfer, Writing(transfer.key))
-        self._outbox.effect(Post(op, transfer.caller.name, copy, notice))
-        self._step(transfer, SendInput.POST, now)
 
     # for the endpoint -----------------------------------------------------------------------------------
     @property
     def ops_in_flight(self) -> int:
         """Posted writes that have not stopped."""
-        return len(self._ops)
+        return len(self._writes)
+
+    @property
+    def offers(self) -> int:
+        """Transfers that are being read, as far as we know: some transports need our polls for it."""
+        return self._offers
 
     def __len__(self) -> int:
         return len(self._transfers)

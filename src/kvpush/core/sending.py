@@ -9,9 +9,12 @@ from kvpush.core.front import NOWHERE, Front
 from kvpush.core.ids import Key, OpId, RequestId
 from kvpush.core.inbound import Caller
 from kvpush.core.layout import NOTHING, Blocks, Span
-from kvpush.core.messages import Failed, Message, Written
+from kvpush.core.messages import Confirmed, Failed, Message, Written
+from kvpush.core.mode import Mode
 from kvpush.core.retired import Tombstone
 from kvpush.core.tables import Send
+
+_LEASED = (Send.HELD, Send.WAITING, Send.WRITING, Send.PROMISED, Send.OFFERED, Send.RECALLED)
 
 Ending = tuple[Outcome, Reason, str]
 """Outcome, reason and detail."""
@@ -26,7 +29,7 @@ class Sending:
     `pinned`: the prompt is complete, and our engine waits for a SourceFree; `committed`: the receiver learns how many
     parts there are, and with the last of them that it has everything. `end` is how a transfer that is
     draining will end, `drain_until` when its writes should have stopped; `cancelled` whether the receiver waits for
-    Drained rather than Failed.
+    Drained rather than Failed. Writes were in flight for `wire_s`, and have been again since `wire_since`.
     """
 
     key: Key
@@ -37,6 +40,7 @@ class Sending:
     blocks: Blocks = ()
     pinned: bool = False
     caller: Caller | None = None
+    mode: Mode = Mode.PUSH
     span: Span = NOTHING
     remote_blocks: Blocks = ()
     posted: Front = NOWHERE
@@ -50,7 +54,14 @@ class Sending:
     cancelled: bool = False
     nbytes: int = 0
     descriptors: int = 0
+    wire_since: float = 0.0
+    wire_s: float = 0.0
     at: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def wish(self) -> tuple[Mode, Span, Blocks]:
+        """What the receiver asks for."""
+        return self.mode, self.span, self.remote_blocks
 
     @property
     def all_posted(self) -> bool:
@@ -83,7 +94,7 @@ class Sending:
         use their blocks again; when draining, they have a time to stop; None before there is anything to hold."""
         if self.state is Send.DRAINING:
             return self.drain_until
-        if self.lease_until is None or self.state not in (Send.HELD, Send.WAITING, Send.WRITING):
+        if self.lease_until is None or self.state not in _LEASED:
             return None
         if self.all_posted:
             return self.lease_until + config.fence_s
@@ -95,6 +106,7 @@ class Sending:
         return TransferRecord(
             key=self.key,
             role=Role.SENDER,
+            mode=self.mode,
             request_id=self.request_id,
             peer=self.caller.name if self.caller else "",
             outcome=outcome,
@@ -104,7 +116,7 @@ class Sending:
             nbytes=self.nbytes,
             writes=self.parts,
             descriptors=self.descriptors,
-            blocks=sum(len(ids) for ids in self.remote_blocks),
+            blocks=sum(len(ids) for ids in self.remote_blocks or self.blocks),
             at=self.at,
         )
 
@@ -112,9 +124,17 @@ class Sending:
 def epitaph(key: Key, stone: Tombstone) -> Message:
     """What a registration for a transfer that has ended is told. After a delivery its notice is still under way, and
     must not be overtaken by a failure; one that asks for what others have got waits for a notice in vain."""
-    if (stone.outcome, stone.reason) == (Outcome.DELIVERED, Reason.OK):
+    if stone.is_good:
         return Written(key)
     return Failed(key, told(stone.outcome, stone.reason), "this transfer has ended")
+
+
+def verdict(key: Key, stone: Tombstone) -> Message:
+    """What a receiver is told that says it has read all of a transfer that has ended. `Confirmed` if that is how it
+    ended: then this is a repetition."""
+    if stone.is_good and stone.mode is Mode.PULL:
+        return Confirmed(key)
+    return Failed(key, told(stone.outcome, stone.reason), "the blocks were given up before they were released")
 
 
 def told(outcome: Outcome, reason: Reason) -> Reason:

@@ -22,6 +22,7 @@ from kvpush.core.commands import Abort, Command, Expect, Receive
 from kvpush.core.errors import ConfigError, Reason
 from kvpush.core.ids import Key, RequestId, Target
 from kvpush.core.layout import Blocks, Span
+from kvpush.core.mode import Mode
 from kvpush.core.params import ReceiveParams, SendParams, parse
 from kvpush.vllm.kept import KeptBlocks
 from kvpush.vllm.keys import sub_key
@@ -51,11 +52,12 @@ class _Stage(Enum):
 class _Receiving:
     """A request whose prompt another engine computes."""
 
-    __slots__ = ("blocks", "computed", "key", "released", "stage", "target")
+    __slots__ = ("blocks", "computed", "key", "mode", "released", "stage", "target")
 
-    def __init__(self, key: Key, target: Target) -> None:
+    def __init__(self, key: Key, target: Target, mode: Mode | None) -> None:
         self.key = key
         self.target = target
+        self.mode = mode
         self.stage = _Stage.KNOWN
         self.computed = 0  # tokens that the engine had of its own when it was last asked
         self.blocks: Blocks = ()  # that are being received into
@@ -106,7 +108,7 @@ class SchedulerSide:
         if isinstance(params, SendParams):
             self._sending.announce(request, key, params.key)
         else:
-            self._receiving[request_id] = _Receiving(key, params.target)
+            self._receiving[request_id] = _Receiving(key, params.target, params.mode)
             self._commands.append(Expect(key, name, params.target))
 
     def _check_role(self, params: SendParams | ReceiveParams) -> None:
@@ -145,7 +147,8 @@ class SchedulerSide:
             for group, size in zip(blocks.get_block_ids(), self._block_sizes, strict=True)
         )
         record.stage, record.blocks = _Stage.MOVING, ids
-        self._commands.append(Receive(record.key, RequestId(request.request_id), record.target, span, ids))
+        name = RequestId(request.request_id)
+        self._commands.append(Receive(record.key, name, record.target, span, ids, record.mode))
 
     def step(self, output: "SchedulerOutput") -> StepFinals:
         """A step has been scheduled: what it makes final of prompts that are to be sent."""

@@ -17,6 +17,7 @@ import msgspec
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import ConfigError
 from kvpush.core.ids import Address
+from kvpush.core.mode import ModeSetting
 
 FIELD = "kv_connector_extra_config"
 DEFAULT_PORT = 5600
@@ -42,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `host` is both listened on and told to peers. `port` is that of the engine's first rank; rank `r` of data
     parallel rank `d` listens on `port + d * ranks + r`; 0 picks free ones, which only the engine's own
     answers can tell. `switch_us`: see `ThreadConfig`.
+    `mode`: who moves the bytes; `push`: when prompts are handed over (with pull, one is offered when it is complete).
     `model` replaces the fingerprint by which engines decide whether they serve the same.
     """
 
@@ -51,6 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[str, ...] = ("UCX",)
     poll_us: int = 100
     switch_us: int = 500
+    mode: ModeSetting = ModeSetting.PUSH
     push: Push = Push.WHOLE
     model: str = ""
     protocol: ProtocolConfig = ProtocolConfig()
