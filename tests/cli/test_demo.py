@@ -11,7 +11,7 @@ from kvpush.core.errors import Reason
 from kvpush.core.events import Outcome, Role, TransferRecord
 from kvpush.core.ids import Key, TransferId
 
-ANSWER = Answer("The Alps.", {"x-kvpush-path": "pd"}, 1.0, 2.0, 3.0, 4)
+ANSWER = Answer("The Alps.", {"x-kvpush-path": "pd"}, 1.0, 2.0, 3.0, 300, 4)
 
 
 def record(role: Role, outcome: Outcome = Outcome.DELIVERED, blocks: int = 2, name: str = "t") -> TransferRecord:

@@ -128,12 +128,17 @@ class Quit:
 
 @dataclass(frozen=True)
 class State:
-    """What a test may want to know of an engine. `counted`: kvpush's counters since the start. `delivered`: transfers
-    by role and mode; `chosen`: the modes that were chosen by measurement, by peer."""
+    """What a test may want to know of an engine. `counted`: kvpush's counters since the start.
+
+    `writes`: NIXL transfer handles that are open. `sockets`: open sockets of the whole process. `delivered`: transfers
+    by role and mode; `chosen`: the modes that were chosen by measurement, by peer.
+    """
 
     free_blocks: int
     requests: int
     open_transfers: int
+    writes: int
+    sockets: int
     counted: dict[str, int]
     transfers: dict[str, int]
     nbytes: dict[str, int]
@@ -143,9 +148,14 @@ class State:
 
 @dataclass(frozen=True)
 class Remains:
-    """What is left of kvpush after a shutdown: names of threads."""
+    """What is left of kvpush after a shutdown: names of threads, and whether the NIXL agent is still open.
 
-    threads: tuple[str, ...]
+    `listening`: sockets that still listen on the transfer thread's port.
+    """
+
+    threads: tuple[str, ...] = ()
+    agents: int = 0
+    listening: int = 0
 
 
 Call = Add | Abort | Collect | Settle | Look | Hold | Go | Reset | Quit

@@ -10,6 +10,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
+import psutil
 from engines.calls import (
     Abort,
     Add,
@@ -61,6 +62,10 @@ class EngineChild:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         return cast(Any, get_kv_transfer_group())._working
+
+    @property
+    def _transport(self) -> Any:
+        return self._worker._thread._driver._transport
 
     def _tap_events(self) -> None:
         """Count everything that the worker's side sees, beside what it does itself."""
@@ -163,6 +168,8 @@ class EngineChild:
             free_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             requests=len(scheduler.requests),
             open_transfers=self._connector._scheduling.open_requests if self._has_connector else 0,
+            writes=len(self._transport._open.posted) if self._has_connector else 0,
+            sockets=len(_sockets()),
             counted={f"{name} {reason}": number for (name, reason), number in totals.counted.items()},
             transfers={" ".join(how): number for how, number in totals.transfers.items()},
             nbytes={str(role): volume.nbytes for role, volume in totals.volumes.items()},
@@ -171,9 +178,18 @@ class EngineChild:
         )
 
     def _quit(self) -> None:
+        if not self._has_connector:
+            self._engine.engine_core.shutdown()
+            return self._calls.send(Remains())
+        transport, port = self._transport, self._connector._address.port
         self._engine.engine_core.shutdown()
         threads = [thread.name for thread in threading.enumerate() if "kvpush" in thread.name]
-        self._calls.send(Remains(tuple(threads)))
+        listening = [each for each in _sockets() if each.laddr and each.laddr.port == port]
+        return self._calls.send(Remains(tuple(threads), int(transport._open is not None), len(listening)))
+
+
+def _sockets() -> list[Any]:
+    return [each for each in psutil.Process().net_connections("all") if each.fd >= 0]
 
 
 def _make_engine(config: EngineConfig) -> Any:

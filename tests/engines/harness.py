@@ -144,6 +144,7 @@ class Pair:
     def __init__(self, prefill: EngineProcess, decode: EngineProcess) -> None:
         self.prefill = prefill
         self.decode = decode
+        self._sockets: dict[str, int] = {}
 
     def legs(self, ask: Ask, mode: Mode | None = None) -> tuple[Ask, Ask]:
         """The two legs of a request, as a router makes them: one for P, one for D."""
@@ -176,12 +177,18 @@ class Pair:
         self.decode.forget()
 
     def assert_nothing_held(self) -> None:
-        """I1: every block is free again on both engines, and no request or transfer is left."""
+        """I1: every block is free again on both engines, and no request, transfer, NIXL handle or socket is left.
+
+        Two engines stay connected after their first transfer; from then on no socket is added.
+        """
         for engine in (self.prefill, self.decode):
             state = engine.settled()
             assert state.free_blocks == engine.ready.free_blocks, f"{engine.config.name} has lost blocks: {state}"
             assert not state.requests, f"{engine.config.name} still has requests: {state}"
             assert not state.open_transfers, f"{engine.config.name} still has transfers: {state}"
+            assert not state.writes, f"{engine.config.name} still has open NIXL handles: {state}"
+            sockets = self._sockets.setdefault(engine.config.name, state.sockets)
+            assert state.sockets <= sockets, f"{engine.config.name} has {state.sockets} sockets, and had {sockets}"
 
 
 def new_key() -> Key:
@@ -221,7 +228,7 @@ def running(folder: Path, *configs: EngineConfig) -> Iterator[list[EngineProcess
 def _stop_all(engines: Sequence[EngineProcess]) -> None:
     for engine in engines:
         remains = engine.stop()
-        assert not remains.threads, f"{engine.config.name} leaves threads behind: {remains.threads}"
+        assert remains == Remains(), f"{engine.config.name} leaves something behind: {remains}"
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 30.0) -> None:

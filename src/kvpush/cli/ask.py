@@ -27,6 +27,7 @@ class Answer:
     asked_at: float
     first_at: float
     ended_at: float
+    prompt_tokens: int
     completion_tokens: int
 
 
@@ -39,6 +40,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
@@ -53,7 +55,7 @@ def ask(url: str, body: dict[str, object], on_text: Callable[[str], object] = la
     Raises `AskError`.
     """
     asked_at = time.monotonic()
-    text, first_at, tokens = "", 0.0, 0
+    text, first_at, usage = "", 0.0, _Usage()
     parts = urlsplit(url)
     with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)) as connection:
         response = _post(connection, body)
@@ -63,9 +65,10 @@ def ask(url: str, body: dict[str, object], on_text: Callable[[str], object] = la
                 first_at = first_at or time.monotonic()
                 on_text(piece)
             text += piece
-            tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+            usage = chunk.usage or usage
     headers = {name.lower(): value for name, value in response.getheaders()}
-    return Answer(text, headers, asked_at, first_at, time.monotonic(), tokens)
+    ended_at = time.monotonic()
+    return Answer(text, headers, asked_at, first_at, ended_at, usage.prompt_tokens, usage.completion_tokens)
 
 
 def _post(connection: http.client.HTTPConnection, body: dict[str, object]) -> http.client.HTTPResponse:

@@ -51,5 +51,7 @@ def _args(chosen: Profile) -> tuple[str, ...]:
         *("--max-num-batched-tokens", str(chosen.max_batched_tokens)),
         *("--max-num-seqs", str(chosen.max_seqs)),
         *("--kv-cache-memory-bytes", str(1 << 30)),
+        # one process, as on one GPU: vLLM's own choice for CPUs is two that spin while they wait for each other
+        *("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"),
         "--enforce-eager",
     )
