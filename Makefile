@@ -6,6 +6,8 @@ SHELL := bash
 
 PYTHON ?= python3
 MINUTES ?= 20
+# tests of one file stay together, because they share engines
+TOGETHER := -n 2 --dist loadfile
 BIN := .venv/bin
 READY := .venv/.ready
 export HF_HUB_OFFLINE := 1
@@ -20,10 +22,10 @@ demo: $(READY) ## One prefill and one decode engine, a question, the transfer re
 	$(BIN)/kvpush demo
 
 test: $(READY) ## All tests but the long ones
-	$(BIN)/pytest -m "not long"
+	$(BIN)/pytest $(TOGETHER) -m "not long"
 
 check: lint types ## Lint, types and the fast tests
-	$(BIN)/pytest -m "not engine and not long"
+	$(BIN)/pytest $(TOGETHER) -m "not engine and not long"
 
 test-long: $(READY) ## The tests that take longer than a CI run may
 	$(BIN)/pytest -m long --timeout 3600

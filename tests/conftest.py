@@ -10,3 +10,16 @@ def log_lines_reach_caplog() -> None:
     """Undo, for each test, what vLLM's plugin did when an earlier test loaded it: kvpush logs below vLLM's logger,
     which hands nothing on to the root where `caplog` listens."""
     logging.getLogger("kvpush").parent = logging.getLogger()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what passed tests have to say, each as a property named "said", whichever process they ran in."""
+    said = [
+        str(value)
+        for report in terminalreporter.stats.get("passed", ())
+        for name, value in report.user_properties
+        if name == "said"
+    ]
+    if said:
+        terminalreporter.section("what tests have counted")
+        terminalreporter.write_line("\n".join(said))

@@ -100,7 +100,7 @@ class DataPlane:
         if delay:
             self._world.after(delay, lambda: source.input(lambda now: self._post_late(source, post, now)))
         else:
-            self._post(source, post)
+            source.input(lambda now: self._post_late(source, post, now))
 
     def _post_late(self, source: "Process", post: Post | PostRead, now: float) -> None:
         if source.endpoint.may_post(post.op, now):

@@ -6,7 +6,21 @@ from typing import TYPE_CHECKING
 
 from core.memory import Memory, make_layout
 
-from kvpush.core.commands import Abort, Announce, Command, Expect, Final, Receive, Retract, Stop, Withdraw
+from kvpush.core.commands import (
+    Abort,
+    Announce,
+    Begin,
+    Command,
+    Disown,
+    Expect,
+    Final,
+    Receive,
+    Retract,
+    Sampled,
+    Stop,
+    Watch,
+    Withdraw,
+)
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, PostRead, RemovePeer, SendFrame
 from kvpush.core.endpoint import Endpoint
@@ -18,6 +32,7 @@ from kvpush.core.events import (
     Event,
     ModeChosen,
     PeerChanged,
+    PrefillBegun,
     ReceiveEnded,
     SourceFree,
     Stopped,
@@ -54,6 +69,7 @@ class Process:
         self.destinations: dict[Key, Receive] = {}
         self.sources: dict[Key, Blocks] = {}
         self.received: dict[Key, ReceiveEnded] = {}
+        self.begun: list[Key] = []
         self.quarantined: set[Key] = set()
         self.records: list[TransferRecord] = []
         self.counted: Counter[tuple[str, Reason]] = Counter()
@@ -87,6 +103,10 @@ class Process:
     def announce(self, key: Key) -> None:
         self._execute(Announce(key, request_of(key)))
 
+    def begin(self, key: Key) -> None:
+        """The prompt has every block that it needs."""
+        self._execute(Begin(key, request_of(key)))
+
     def final(self, key: Key, tokens: int, last: bool = True, layers: int | None = None) -> None:
         """The forward pass over the first `tokens` tokens has completed, or its first `layers` layers have."""
         if key not in self.sources:
@@ -98,6 +118,9 @@ class Process:
         if last:
             self.world.oracle.promise_source(self, key)
         self._execute(Final(key, request_of(key), tokens, self.sources[key], last, layers))
+
+    def sampled(self, key: Key, token: int | None) -> None:
+        self._execute(Sampled(key, request_of(key), token))
 
     def preempt(self, key: Key) -> None:
         """The engine needs the blocks of a prompt that is not complete, and tells only afterwards."""
@@ -112,21 +135,34 @@ class Process:
     def expect(self, key: Key, sender: "Process | Target") -> None:
         self._execute(Expect(key, request_of(key), _target(sender)))
 
+    def watch(self, key: Key) -> None:
+        self._execute(Watch(key, request_of(key)))
+
     def receive(
-        self, key: Key, sender: "Process | Target", tokens: int, start: int = 0, mode: Mode | None = None
+        self,
+        key: Key,
+        sender: "Process | Target",
+        tokens: int,
+        start: int = 0,
+        wants_token: bool = False,
+        mode: Mode | None = None,
     ) -> Receive:
         """Allocate blocks for the tokens [start, tokens) and ask for them."""
         size = self.layout.groups[0].block_size
         count = -(-tokens // size) - start // size
         blocks: Blocks = (tuple(self.free.pop(0) for _ in range(count)),)
         blocks += tuple(tuple(range(count)) for _ in self.layout.groups[1:])
-        command = Receive(key, request_of(key), _target(sender), Span(start, tokens), blocks, mode)
+        span = Span(start, tokens)
+        command = Receive(key, request_of(key), _target(sender), span, blocks, wants_token, mode)
         self.destinations[key] = command
         self._execute(command)
         return command
 
     def abort(self, key: Key, reason: Reason = Reason.ABORTED) -> None:
         self._execute(Abort(key, reason))
+
+    def disown(self, key: Key, sender: "Process | Target") -> None:
+        self._execute(Disown(key, request_of(key), _target(sender)))
 
     def stop(self) -> None:
         self._execute(Stop())
@@ -195,6 +231,8 @@ class Process:
 
     def _note(self, event: Event) -> None:
         match event:
+            case PrefillBegun(key):
+                self.begun.append(key)
             case ReceiveEnded(key):
                 self.world.oracle.check_received(self, event)
                 self.received[key] = event

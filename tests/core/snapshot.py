@@ -73,7 +73,7 @@ def fingerprint(endpoint: Endpoint, now: float) -> Print:
     """What an endpoint can be told apart by at `now`."""
     sender, receiver = endpoint._sender, endpoint._receiver
     callers = endpoint._inbound._callers
-    ops = {op: i for i, op in enumerate(sorted(sender._writes._keys))}
+    ops = {op: i for i, op in enumerate(sorted(sender._in_flight._ops))}
     reads = {op: i for i, op in enumerate(sorted(receiver._reads._keys, reverse=True))}
     return (
         tuple(_sending(t, ops, callers.values(), now) for _, t in sorted(sender._transfers.items())),
@@ -107,8 +107,9 @@ def _field(value: Any, now: float) -> Any:
 def _sending(t: Sending, ops: dict[OpId, int], callers: Iterable[Caller], now: float) -> Print:
     known = t.caller is not None and any(caller is t.caller for caller in callers)
     began = None if t.request_id is not None else ago(t.began, now)
-    fields = _record(t, now, "caller", "ops", "began", "at", "nbytes", "descriptors", "wire_since", "wire_s")
-    return fields, began, t.caller and (t.caller.epoch, t.caller.link), known, tuple(sorted(ops[op] for op in t.ops))
+    fields = _record(t, now, "caller", "watcher", "ops", "began", "at", "nbytes", "descriptors", "wire_since", "wire_s")
+    peers = tuple(peer and (peer.epoch, peer.link) for peer in (t.caller, t.watcher))
+    return fields, began, peers, known, tuple(sorted(ops[op] for op in t.ops))
 
 
 def _session(session: Session, now: float) -> Print:

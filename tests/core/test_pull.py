@@ -103,6 +103,20 @@ def test_sender_keeps_its_blocks_until_they_are_released(world: World) -> None:
     assert ended(d) == GOOD
 
 
+@pytest.mark.parametrize("token", [17, None])
+def test_offer_waits_for_the_first_token_and_brings_it(world: World, token: int | None) -> None:
+    p, d = world.pair()
+    key = world.key()
+    d.receive(key, p, 10, wants_token=True)
+    p.final(key, 10)
+    world.run(1.0)
+    assert not world.data.writes
+    p.sampled(key, token)
+    world.settle()
+    assert ended(d) == GOOD
+    assert d.received[key].token == token
+
+
 # lost, doubled and late frames ----------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", [Register, Accepted, Offer, Released, Confirmed])
 @pytest.mark.parametrize("fate", [Fate(copies=0), Fate(copies=2)])
@@ -222,7 +236,7 @@ def test_registration_for_pull_with_blocks_is_refused(world: World) -> None:
     session = d.endpoint._outbound.get(p.target)
     assert session is not None
     world.network.judges.clear()
-    register = Register(key, command.span, command.blocks, session.clock, Mode.PULL)
+    register = Register(key, command.span, command.blocks, session.clock, mode=Mode.PULL)
     world.network.send(d, session.link, encode_frame(d.endpoint._outbox.epoch, session.epoch, register))
     world.settle()
     assert ended(d)[0] is Outcome.FAILED

@@ -19,6 +19,7 @@ class EngineConfig:
     num_blocks: int | None = None
     failure_policy: str = "fail"
     dtype: str = "float32"
+    scheduler_cls: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 

@@ -31,7 +31,8 @@ from engines.calls import (
     State,
 )
 
-from kvpush.core.events import Event
+from kvpush.core.errors import Reason
+from kvpush.core.events import Counted, Event
 from kvpush.runtime.counters import Counters
 
 _IDLE_S = 0.001
@@ -76,6 +77,13 @@ class EngineChild:
             inner(event)
 
         self._worker._on_event = both
+        counting = self._connector.first_tokens._count
+
+        def count(reason: Reason) -> None:
+            self._counters.add(Counted("first_token", reason))
+            counting(reason)
+
+        self._connector.first_tokens._count = count
 
     def run(self) -> None:
         """Announce the engine, then step and answer until told to quit."""
@@ -215,6 +223,7 @@ def _make_engine(config: EngineConfig) -> Any:
         num_gpu_blocks_override=config.num_blocks,
         kv_transfer_config=transfer if config.role else None,
         disable_log_stats=True,
+        scheduler_cls=config.scheduler_cls,
         seed=0,
     )
     return LLMEngine.from_engine_args(args)

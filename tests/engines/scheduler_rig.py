@@ -1,6 +1,6 @@
 """vLLM's real scheduler with the real connector, and a worker that answers as it is told: no model, no device."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -12,9 +12,10 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kvpush.core.commands import Command
@@ -22,7 +23,7 @@ from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
 from kvpush.core.params import receive_params, send_params
 from kvpush.runtime.counters import Counters
 from kvpush.vllm.connector import KVPushConnector
-from kvpush.vllm.metadata import QuarantineReport
+from kvpush.vllm.metadata import RankReport
 from kvpush.vllm.metrics import EngineStats
 from kvpush.vllm.settings import Push
 
@@ -46,7 +47,7 @@ class Report:
     received: frozenset[str] = frozenset()
     failed: frozenset[str] = frozenset()
     sent: frozenset[str] = frozenset()
-    quarantine: QuarantineReport | None = None
+    more: RankReport | None = None
 
 
 _NOTHING = Report()
@@ -78,12 +79,15 @@ class SchedulerRig:
         overlap: Overlap = Overlap.NONE,
         push: Push = Push.WHOLE,
         batched_tokens: int = 1024,
+        reserve_early: float = 0.0,
+        scheduler: Callable[..., Scheduler] = Scheduler,
     ) -> None:
-        self.config = _config(model, role, policy, push, batched_tokens)
+        extra = {"push": push.value, "reserve_early": reserve_early}
+        self.config = _config(model, role, policy, extra, batched_tokens)
         # the CPU platform switches it off, whatever is asked for
         self.config.scheduler_config.async_scheduling = overlap is Overlap.ASYNC
         self.config.cache_config.num_gpu_blocks = BLOCKS
-        self.scheduler = Scheduler(
+        self.scheduler = scheduler(
             vllm_config=self.config,
             kv_cache_config=_cache_config(BLOCKS),
             structured_output_manager=StructuredOutputManager(self.config),
@@ -94,6 +98,8 @@ class SchedulerRig:
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK, sha256)
         self.commands: list[Command] = []
+        self.emitted: dict[str, list[int]] = {}
+        self.ended: dict[str, FinishReason] = {}
         self.counters = Counters()
         self.free_at_start = self.free_blocks
 
@@ -122,15 +128,35 @@ class SchedulerRig:
         self.scheduler.add_request(request)
         return request
 
+    def turn_away(self, params: dict[str, Any]) -> None:
+        """vLLM's stand-in for a request that its API has turned away, or that has failed."""
+        name = f"stand-in-{len(self.commands)}"
+        request = Request(
+            request_id=name,
+            prompt_token_ids=[0],
+            sampling_params=SamplingParams(extra_args={"kv_transfer_params": params}, max_tokens=1),
+            pooling_params=None,
+            abort_immediately=True,
+        )
+        self.scheduler.add_request(request)
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
     def step(self, report: Report = _NOTHING) -> SchedulerOutput:
         """One step: schedule, pretend to compute, and take the worker's report in."""
         output = self.scheduler.schedule()
         self.commands += [*output.kv_connector_metadata.commands, *output.kv_connector_metadata.finals.finals]
         results = self.scheduler.update_from_output(output, computed(output, self.scheduler.requests, report))
         for result in results.values():
+            self._note(result)
             if result.scheduler_stats and result.scheduler_stats.kv_connector_stats:
                 self.counters.merge(EngineStats(result.scheduler_stats.kv_connector_stats).counters)
         return output
+
+    def _note(self, result: EngineCoreOutputs) -> None:
+        for output in result.outputs:
+            self.emitted.setdefault(output.request_id, []).extend(output.new_token_ids)
+            if output.finish_reason is not None:
+                self.ended[output.request_id] = output.finish_reason
 
     def taken(self, kind: type[Command]) -> list[Any]:
         """The commands of one kind that have gone to the worker."""
@@ -141,18 +167,18 @@ def reported(
     received: Iterable[str] = (),
     failed: Iterable[str] = (),
     sent: Iterable[str] = (),
-    quarantine: QuarantineReport | None = None,
+    more: RankReport | None = None,
 ) -> Report:
     """A report; what has failed has been received, too, as vLLM wants it."""
-    return Report(frozenset(received) | frozenset(failed), frozenset(failed), frozenset(sent), quarantine)
+    return Report(frozenset(received) | frozenset(failed), frozenset(failed), frozenset(sent), more)
 
 
-def _config(model: str, role: str, policy: str, push: Push, batched_tokens: int) -> VllmConfig:
+def _config(model: str, role: str, policy: str, extra: dict[str, Any], batched_tokens: int) -> VllmConfig:
     transfer = {
         "kv_connector": "KVPushConnector",
         "kv_role": role,
         "kv_load_failure_policy": policy,
-        "kv_connector_extra_config": {"push": push.value},
+        "kv_connector_extra_config": extra,
     }
     args = EngineArgs(
         model=model,
@@ -186,6 +212,6 @@ def computed(output: SchedulerOutput, requests: dict[str, Request], report: Repo
             finished_recving=set(report.received),
             failed_recving=set(report.failed),
             finished_sending=set(report.sent),
-            kv_connector_worker_meta=report.quarantine,
+            kv_connector_worker_meta=report.more,
         ),
     )

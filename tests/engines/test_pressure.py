@@ -15,6 +15,8 @@ _ARRIVING = 40
 _PROMPT = 90
 _ROOM_FOR_24 = {"num_blocks": 24 * 3 + 1, "max_model_len": 512, "max_num_seqs": 64}
 _ROOM_FOR_8 = {**_ROOM_FOR_24, "num_blocks": 8 * 3 + 1}
+_ROOM_FOR_2 = {"num_blocks": 2 * 3 + 1, "max_model_len": 192}
+_ROOM_FOR_3 = {"num_blocks": 3 * 3 + 1, "max_model_len": 192}
 _EXTRA = {**TIMES, "port": 0}
 
 
@@ -35,6 +37,27 @@ def test_prompts_that_do_not_fit_at_once_all_end_with_the_right_text(pair: Pair)
 
     assert [answer.tokens for answer in answers] == expected
     assert pair.decode.settled().transfers == {"receiver delivered ok": _ARRIVING}
+    pair.assert_nothing_held()
+
+
+@pytest.mark.parametrize("pair", [(_ROOM_FOR_2, _ROOM_FOR_3)], indirect=True)
+def test_two_full_pools_do_not_wait_for_each_other(pair: Pair) -> None:
+    """The decode engine gets the requests in one order, the prefill engine in another: what each could hold first is
+    not what the other one has room for."""
+    asks = _asks(8, seed=3)
+    expected = [answer.tokens for answer in pair.plain(*asks)]
+    pair.forget()
+    legs = [pair.legs(replace(ask, request_id=new_id())) for ask in asks]
+    first, last = legs[:4], legs[4:]
+
+    pair.decode.add(*(decode for _, decode in first))
+    pair.prefill.ask(*(prefill for prefill, _ in last[:2]))
+    pair.decode.add(*(decode for _, decode in last))
+    pair.prefill.add(*(prefill for prefill, _ in [*last[2:], *first]))
+    answers = pair.decode.collect(*(decode for _, decode in legs))
+
+    assert [answer.tokens for answer in answers] == expected
+    pair.prefill.collect(*(prefill for prefill, _ in [*last[2:], *first]))
     pair.assert_nothing_held()
 
 

@@ -142,7 +142,7 @@ def receive(
     mode: Mode | None = None,
 ) -> Receive:
     target = Target(sender, EngineId(engine) if engine else None)
-    return Receive(key, RequestId(f"recv-{key}"), target, Span(0, tokens), (blocks,), mode)
+    return Receive(key, RequestId(f"recv-{key}"), target, Span(0, tokens), (blocks,), mode=mode)
 
 
 def answer(side: Side, key: Key, within_s: float = 10.0) -> ReceiveEnded | SourceFree:

@@ -6,7 +6,7 @@ import pytest
 from engines.scheduler_rig import Overlap, SchedulerRig, computed, key_of, receiving, reported, sending
 from vllm.v1.request import RequestStatus
 
-from kvpush.core.commands import Abort, Announce, Expect, Final, Receive, Withdraw
+from kvpush.core.commands import Abort, Announce, Disown, Expect, Final, Receive, Withdraw
 from kvpush.core.errors import Reason
 from kvpush.core.layout import Span
 
@@ -101,6 +101,39 @@ def test_failed_receive_ends_the_request_under_the_policy_fail(tiny: str) -> Non
 
     assert request.status == RequestStatus.FINISHED_ERROR
     assert rig.free_blocks == rig.free_at_start
+    assert rig.connector._scheduling.open_requests == 0
+
+
+def test_stand_in_for_a_request_that_has_failed_is_not_taken_for_another_use_of_its_key(tiny: str) -> None:
+    """vLLM's API server adds a request with the same parameters, aborted at once, for each one that has ended badly."""
+    rig = SchedulerRig(tiny, policy="fail")
+    rig.add("a", 40, receiving(1))
+    rig.step()
+    rig.step(reported(failed=["a"]))
+    rig.turn_away(receiving(1))
+    rig.step()
+
+    assert len(rig.taken(Expect)) == 1
+    assert [command.key for command in rig.taken(Disown)] == [key_of(1)]
+    assert rig.connector._scheduling.open_requests == 0
+
+
+def test_stand_in_for_a_prompt_that_is_being_sent_is_ignored(rig: SchedulerRig) -> None:
+    rig.add("a", 40, sending(1))
+    rig.step()
+    rig.turn_away(sending(1))
+    rig.step(reported(sent=["a"]))
+
+    assert len(rig.taken(Announce)) == 1
+    assert not rig.taken(Withdraw)
+    assert rig.free_blocks == rig.free_at_start
+
+
+def test_stand_in_for_a_prompt_that_was_turned_away_is_withdrawn(rig: SchedulerRig) -> None:
+    rig.turn_away(sending(1))
+    rig.step()
+
+    assert [command.key for command in rig.taken(Withdraw)] == [key_of(1)]
     assert rig.connector._scheduling.open_requests == 0
 
 

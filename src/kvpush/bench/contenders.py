@@ -1,12 +1,12 @@
 """Who is compared: names as on the command line, and the cluster that each stands for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from kvpush.cli.cluster import Cluster
-from kvpush.cli.parts import ClusterSpec
+from kvpush.cli.parts import FIRST_TOKEN_ARGS, ClusterSpec
 from kvpush.cli.up import make_spec
 from kvpush.core.errors import ConfigError
 from kvpush.core.mode import ModeSetting
@@ -19,6 +19,7 @@ class Contender(StrEnum):
 
     SINGLE = "single"
     KVPUSH_PUSH = "kvpush:push"
+    KVPUSH_FIRST = "kvpush:first"
     KVPUSH_PULL = "kvpush:pull"
     VLLM_PUSH = "vllm:push"
     VLLM_PULL = "vllm:pull"
@@ -33,6 +34,7 @@ _CONNECT_TIMEOUT_S = 30.0
 _CONNECTORS: Mapping[Contender, Connector] = {
     Contender.SINGLE: Connector.NONE,
     Contender.KVPUSH_PUSH: Connector.KVPUSH,
+    Contender.KVPUSH_FIRST: Connector.KVPUSH,
     Contender.KVPUSH_PULL: Connector.KVPUSH,
     Contender.VLLM_PUSH: Connector.VLLM_PUSH,
     Contender.VLLM_PULL: Connector.VLLM_PULL,
@@ -41,13 +43,14 @@ _CONNECTORS: Mapping[Contender, Connector] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all contenders have in common. `kv_gib`: KV cache of each engine."""
+    """What all contenders have in common. `kv_gib`: KV cache of each engine. `kvpush`: settings of its connector."""
 
     device: str
     logs: Path
     kv_gib: float = 1.0
     verify: bool = False
     vllm_args: tuple[str, ...] = ()
+    kvpush: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
     @property
     def kv_bytes(self) -> int:
@@ -93,6 +96,10 @@ def make_cluster(setting: Setting, contender: Contender, round_number: int) -> C
     fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
     fields["router_args"] = ("--connect-timeout-s", str(_CONNECT_TIMEOUT_S))
     fields["env"] = {**base.env, **_env(setting, logs)}
+    if _CONNECTORS[contender] is Connector.KVPUSH:
+        fields["connector_config"] = {**base.connector_config, **setting.kvpush}
+    if contender is Contender.KVPUSH_FIRST:
+        fields["decode_args"] = (*base.decode_args, *FIRST_TOKEN_ARGS)
     return Cluster(ClusterSpec(**fields))
 
 

@@ -17,6 +17,7 @@ from kvpush.bench.split import STAGES
 _COLOURS = {
     Contender.SINGLE: "#8a8f98",
     Contender.KVPUSH_PUSH: "#0b6e4f",
+    Contender.KVPUSH_FIRST: "#14a06f",
     Contender.KVPUSH_PULL: "#6bbf59",
     Contender.VLLM_PUSH: "#d1495b",
     Contender.VLLM_PULL: "#edae49",

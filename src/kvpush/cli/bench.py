@@ -30,7 +30,7 @@ def _root() -> None:
 @bench_app.command("compare")
 def compare_command(
     connectors: Annotated[
-        str, typer.Option(help="Comma-separated: single, kvpush:push, kvpush:pull, vllm:push, vllm:pull.")
+        str, typer.Option(help="Comma-separated: single, kvpush:push, kvpush:first, kvpush:pull, vllm:push, vllm:pull.")
     ] = "single,kvpush:push,vllm:push,vllm:pull",
     device: Annotated[str, typer.Option(help="What the engines compute on: sim:PROFILE.")] = "sim:ci",
     input: Annotated[str, typer.Option(help="Prompt lengths in tokens, comma-separated.")] = "512,2048",
@@ -48,6 +48,9 @@ def compare_command(
     ] = False,
     prefix_share: Annotated[float, typer.Option(help="Part of each prompt that all have in common, 0 to 1.")] = 0.0,
     kv_gib: Annotated[float, typer.Option(help="KV cache of each engine in GiB.")] = 1.0,
+    kvpush: Annotated[
+        str, typer.Option(help="Settings of kvpush's connector, comma-separated: push=layerwise,reserve_early=0.")
+    ] = "",
     timeout_s: Annotated[float, typer.Option(help="A request that takes longer has failed.")] = 120.0,
     slo_ttft_ms: Annotated[float, typer.Option(help="Goodput counts requests with at most this TTFT.")] = 1000.0,
     slo_tpot_ms: Annotated[float, typer.Option(help="... and at most this time per output token.")] = 30.0,
@@ -71,7 +74,13 @@ def compare_command(
     from kvpush.cli.output import console
     from kvpush.cli.up import StopRequested, new_log_dir, stop_signals
 
-    setting = Setting(device=device, logs=(log_dir or new_log_dir()).absolute(), kv_gib=kv_gib, verify=verify)
+    setting = Setting(
+        device=device,
+        logs=(log_dir or new_log_dir()).absolute(),
+        kv_gib=kv_gib,
+        verify=verify,
+        kvpush=_assignments("kvpush", kvpush),
+    )
     options = Options(
         contenders=tuple(parse_contenders(connectors)),
         setting=setting,
@@ -117,6 +126,22 @@ def _write(
         write_trace(outcome.visits, trace_file)
     print_report(outcome.report, console)
     console.print(f"logs: {options.setting.logs}")
+
+
+def _assignments(name: str, text: str) -> dict[str, str | int | float | bool]:
+    """`a=1,b=x`, each value as JSON where it is some, else as text."""
+    import msgspec
+
+    values: dict[str, str | int | float | bool] = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(name, f"'{part}' is no setting", "Write it as push=layerwise, say.")
+        try:
+            values[key.strip()] = msgspec.json.decode(value, type=int | float | bool | str)
+        except msgspec.DecodeError:
+            values[key.strip()] = value.strip()
+    return values
 
 
 def _numbers(name: str, text: str) -> list[float]:

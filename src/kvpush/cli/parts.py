@@ -35,6 +35,9 @@ _VLLM_NAMES = {
     Connector.VLLM_PUSH: "NixlPushConnector",
     Connector.VLLM_PULL: "NixlConnector",
 }
+FIRST_TOKEN_ARGS = ("--scheduler-cls", "kvpush.vllm.first_token_scheduler.FirstTokenScheduler")
+"""What lets a decode engine begin with the token that the prefill engine has sampled."""
+
 _PORTS_PER_ENGINE = 16  # API, then the side channel: rank r listens on its base port + r
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvpush.cli.parts import ClusterSpec, LoadFailurePolicy
+from kvpush.cli.parts import FIRST_TOKEN_ARGS, ClusterSpec, LoadFailurePolicy
 from kvpush.core.errors import ConfigError
 from kvpush.core.mode import ModeSetting
 from kvpush.router.config import Connector
@@ -45,6 +45,9 @@ def up_command(
     policy: Annotated[
         LoadFailurePolicy, typer.Option(help="What decode engines do with a request whose transfer fails.")
     ] = LoadFailurePolicy.FAIL,
+    first_token: Annotated[
+        bool, typer.Option("--first-token", help="Decode engines begin with the token that was sampled by prefill.")
+    ] = False,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. [default: a new one in the cache]")] = None,
     vllm_args: Annotated[list[str] | None, typer.Argument(help="After --: more arguments for every engine.")] = None,
 ) -> None:
@@ -65,6 +68,7 @@ def up_command(
         load_failure_policy=policy,
         log_dir=log_dir,
         vllm_args=tuple(vllm_args or ()),
+        decode_args=FIRST_TOKEN_ARGS if first_token else (),
     )
     try:
         with stop_signals(), running(spec) as cluster:
@@ -89,6 +93,7 @@ def make_spec(
     load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL,
     log_dir: Path | None = None,
     vllm_args: tuple[str, ...] = (),
+    decode_args: tuple[str, ...] = (),
 ) -> ClusterSpec:
     """A spec from what a user writes: finds or makes the model. Raises `ConfigError`."""
     from kvpush.cli.device import plan_device
@@ -111,6 +116,7 @@ def make_spec(
         connector_config={} if mode is ModeSetting.PUSH else {"mode": str(mode)},
         load_failure_policy=load_failure_policy,
         vllm_args=vllm_args,
+        decode_args=decode_args,
     )
 
 

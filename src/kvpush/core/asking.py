@@ -1,8 +1,7 @@
 """What a receiver tells its senders, and how long a sender that is silent may still act on it."""
 
 from kvpush.core.config import ProtocolConfig
-from kvpush.core.messages import Cancel, Register, Released
-from kvpush.core.mode import Mode
+from kvpush.core.messages import Cancel, Interest, Released
 from kvpush.core.outbound import Outbound, SessionState
 from kvpush.core.receiving import Receiving
 
@@ -14,14 +13,18 @@ class Asking:
         self._config = config
         self._outbound = outbound
 
+    def watch(self, transfer: Receiving, now: float) -> None:
+        """We want to know when the sender has begun."""
+        session = self._outbound.session(transfer.target, now)
+        if session.state is SessionState.READY:
+            self._outbound.tell(session, Interest(transfer.key))
+
     def register(self, transfer: Receiving, now: float) -> None:
         """Where to write, or what we want to read."""
         session = self._outbound.session(transfer.target, now)
-        mode = transfer.mode or Mode.PUSH
         transfer.sender = session.epoch
         transfer.at.setdefault("registered", now)
-        blocks = transfer.blocks if mode is Mode.PUSH else ()
-        self._outbound.tell(session, Register(transfer.key, transfer.span, blocks, session.clock, mode))
+        self._outbound.tell(session, transfer.registration(session.clock))
 
     def release(self, transfer: Receiving) -> None:
         """All is read."""

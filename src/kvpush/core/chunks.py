@@ -26,7 +26,8 @@ def next_writes(transfer: Sending, ours: Layout) -> Writes:
     """The writes of all that is final, registered and not posted yet; none when nothing new is.
 
     A prompt that was complete when it was posted, but not pinned, needs one more without any data: only when its blocks
-    cannot be used for anything else any more may the receiver be told that it has everything. Raises
+    cannot be used for anything else any more may the receiver be told that it has everything. It may want a token with
+    that, too. Raises
     `ValueError` when the prompt is shorter than the span, or the blocks do not hold what they should.
     """
     if transfer.pinned and transfer.final.tokens < transfer.span.end:
@@ -34,7 +35,7 @@ def next_writes(transfer: Sending, ours: Layout) -> Writes:
     front = writable(transfer, ours)
     patches = transfer.posted.patches_to(front, _shape(ours).layers)
     plans = tuple(plan_patch(transfer, piece, ours) for patch in patches for piece in pieces_of(patch, ours))
-    complete = front.tokens >= transfer.span.end and transfer.pinned and not transfer.committed
+    complete = front.tokens >= transfer.span.end and transfer.may_commit and not transfer.committed
     return Writes(plans or (empty_plan(),) if complete else plans, front)
 
 

@@ -1,6 +1,7 @@
 """What an engine asks of its endpoint: small frozen values put into the transfer thread's mailbox.
 
 The promises that come back (see events.py):
+  each `Watch`                      is answered by exactly one `PrefillBegun`, unless `Receive` or `Abort` comes first
   each `Receive`                    is answered by exactly one `ReceiveEnded`, and that, if it says
                                     `quarantined`, is followed by exactly one `BlocksSafe`
   each `Final(last=True)`/`Withdraw` is answered by exactly one `SourceFree`
@@ -23,16 +24,24 @@ class Expect(msgspec.Struct, frozen=True, tag=True):
     target: Target
 
 
-class Receive(msgspec.Struct, frozen=True, tag=True):
-    """Receiver: get tokens `span` into `blocks`. Nothing of our own may still write to them (R12).
+class Watch(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: after `Expect`: say when the sender has begun, so that no blocks are set aside long before."""
 
-    `mode` is who is to move them; None leaves the choice to what the two engines can do, and do faster."""
+    key: Key
+    request_id: RequestId
+
+
+class Receive(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: get tokens `span` into `blocks`. Nothing of our own may still write to them (R12). `wants_token`: the
+    token that the sender has sampled after the prompt is wanted with it, if there is one. `mode` is who is to move the
+    bytes; None leaves the choice to what the two engines can do, and do faster."""
 
     key: Key
     request_id: RequestId
     target: Target
     span: Span
     blocks: Blocks
+    wants_token: bool = False
     mode: Mode | None = None
 
 
@@ -44,8 +53,25 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     reason: Reason = Reason.ABORTED
 
 
+class Disown(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: a request with this key was turned away, perhaps before anything else was said of it: the sender need
+    not keep anything. Ignored for a key that is known here: what becomes of that has been said already."""
+
+    key: Key
+    request_id: RequestId
+    target: Target
+
+
 class Announce(msgspec.Struct, frozen=True, tag=True):
     """Sender: a prefill request with this key has been accepted by the engine."""
+
+    key: Key
+    request_id: RequestId
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """Sender: this prompt has every block that it needs here: nothing of this engine's other requests can hold it up
+    any more."""
 
     key: Key
     request_id: RequestId
@@ -65,6 +91,15 @@ class Final(msgspec.Struct, frozen=True, tag=True):
     blocks: Blocks
     last: bool = True
     layers: int | None = None
+
+
+class Sampled(msgspec.Struct, frozen=True, tag=True):
+    """Sender: the token after the prompt, None when there will be none. A receiver that wants it is told that it has
+    everything no sooner than this has been said."""
+
+    key: Key
+    request_id: RequestId
+    token: int | None
 
 
 class Retract(msgspec.Struct, frozen=True, tag=True):
@@ -89,4 +124,4 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Both: fail or finish every transfer explicitly, then report `Stopped`."""
 
 
-Command = Expect | Receive | Abort | Announce | Final | Retract | Withdraw | Stop
+Command = Expect | Watch | Receive | Abort | Disown | Announce | Begin | Sampled | Final | Retract | Withdraw | Stop

@@ -12,6 +12,7 @@ class ProtocolConfig(msgspec.Struct, frozen=True, kw_only=True):
     after the 10 s that transport/nixl.py sets; by itself it does not), because a posted write cannot be cancelled
     (R1). `drain_s`: when writes of an ended transfer take longer than this to stop, the connection to their
     receiver is given up. `transfer_s` bounds the time from acceptance to delivery, prefill queue included.
+    `window_bytes`: what is under way to one receiver at a time; a single write may be more.
     `doubt_s`: a peer whose control connection has broken is lost unless it is heard of again within this.
     """
 
@@ -29,6 +30,7 @@ class ProtocolConfig(msgspec.Struct, frozen=True, kw_only=True):
     retired_memory_s: float = 900.0
     retired_memory_keys: int = 200_000
     stop_s: float = 10.0
+    window_bytes: int = 32 << 20
 
     @property
     def fence_s(self) -> float:

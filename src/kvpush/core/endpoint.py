@@ -7,17 +7,33 @@ happens before the input itself, so that no input is ever judged by a lease that
 
 from collections.abc import Sequence
 
-from kvpush.core.commands import Abort, Announce, Command, Expect, Final, Receive, Retract, Stop, Withdraw
+from kvpush.core.commands import (
+    Abort,
+    Announce,
+    Begin,
+    Command,
+    Disown,
+    Expect,
+    Final,
+    Receive,
+    Retract,
+    Sampled,
+    Stop,
+    Watch,
+    Withdraw,
+)
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.effects import Effect
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
-from kvpush.core.events import Event, Stopped
+from kvpush.core.events import Event, PrefillBegun, Stopped
 from kvpush.core.ids import EngineId, Epoch, LinkId, OpId, PeerName
 from kvpush.core.inbound import Caller, Inbound
 from kvpush.core.layout import Layout
+from kvpush.core.lender import Lender
 from kvpush.core.messages import (
     Accepted,
     Beat,
+    Begun,
     Cancel,
     Confirmed,
     Drained,
@@ -27,6 +43,7 @@ from kvpush.core.messages import (
     Frame,
     Heartbeat,
     Hello,
+    Interest,
     Offer,
     Refuse,
     Register,
@@ -42,7 +59,6 @@ from kvpush.core.outbound import Outbound, Session, SessionState
 from kvpush.core.outbox import Outbox
 from kvpush.core.peers import Peers
 from kvpush.core.receiver import Receiver
-from kvpush.core.sender import Sender
 
 _ANYONE = Epoch(0)
 
@@ -68,7 +84,7 @@ class Endpoint:
         us = Hello(engine_id, None, layout, metadata, modes)
         self._inbound = Inbound(config, us, self._peers, self._outbox)
         self._outbound = Outbound(config, us, self._peers, self._outbox)
-        self._sender = Sender(config, layout, self._outbox)
+        self._sender = Lender(config, layout, self._outbox)
         self._receiver = Receiver(config, layout, self._outbound, self._outbox)
         self._stop_by: float | None = None
 
@@ -94,6 +110,10 @@ class Endpoint:
         match command:
             case Announce():
                 self._sender.announce(command, now)
+            case Begin():
+                self._sender.begin(command, now)
+            case Sampled():
+                self._sender.sampled(command, now)
             case Final():
                 self._sender.final(command, now)
             case Retract():
@@ -102,16 +122,22 @@ class Endpoint:
                 self._sender.withdraw(command, now)
             case Expect():
                 self._receiver.expect(command, now)
+            case Watch():
+                self._receiver.watch(command, now)
             case Receive():
                 self._receiver.receive(command, now)
             case Abort():
                 self._receiver.abort(command, now)
+            case Disown():
+                self._receiver.disown(command, now)
             case Stop():
                 self._stop(now)
 
     def _answer(self, command: Command, error: LocalProtocolError, now: float) -> None:
         """A request whose command is not carried out must not wait for ever, nor free what another one uses."""
         match command:
+            case Watch(key, request_id):
+                self._outbox.event(PrefillBegun(key, request_id))
             case Receive():
                 self._receiver.refuse(command, error, now)
             case Final(last=True) | Withdraw():
@@ -172,11 +198,13 @@ class Endpoint:
             for replaced in self._inbound.hello(frame.source, link, message, now):
                 self._lose_caller(replaced, Reason.PEER_RESTARTED, now)
             return
-        if not isinstance(message, Register | Cancel | Released | Heartbeat):
+        if not isinstance(message, Interest | Register | Cancel | Released | Heartbeat):
             raise RemoteProtocolError(Reason.BAD_MESSAGE, f"{type(message).__name__} is not for a sender", "message")
         if caller is None or not caller.ready:
             raise RemoteProtocolError(Reason.PEER_LOST, "this receiver is not known (any more); say hello", "source")
         match message:
+            case Interest():
+                self._sender.watch(caller, message.key, now)
             case Register():
                 self._sender.register(caller, message, now)
             case Cancel():
@@ -203,10 +231,12 @@ class Endpoint:
                 self._welcomed(session, frame.source, message, now)
             case Refuse():
                 self._refused(session, message, now)
+            case Begun():
+                self._receiver.begun(message.key, session, now)
             case Accepted():
                 self._receiver.accepted(message.key, session, now)
             case Offer():
-                self._receiver.offered(message.key, session, message.blocks, now)
+                self._receiver.offered(message, session, now)
             case Confirmed():
                 self._receiver.confirmed(message.key, session, now)
             case Writing():

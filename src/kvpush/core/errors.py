@@ -48,6 +48,13 @@ class Reason(StrEnum):
     BAD_BLOCK = "bad_block"
     BAD_SPAN = "bad_span"
     DUPLICATE_KEY = "duplicate_key"
+    # why the sender's first token was not used
+    LOGPROBS = "logprobs"
+    SEED = "seed"
+    STRUCTURED_OUTPUT = "structured_output"
+    OUTPUT_HISTORY = "output_history"  # sampling depends on which tokens are answer, and which prompt
+    NO_TEXT = "no_text"  # the prompt is not made of tokens only
+    NO_TOKEN = "no_token"  # the sender had none
     # the process is stopping
     SHUTDOWN = "shutdown"
     INTERNAL = "internal"  # a bug of ours; its traceback is in the log

@@ -27,11 +27,11 @@ class Role(StrEnum):
 class TransferRecord(msgspec.Struct, kw_only=True):
     """What is known of one ended transfer: one debug log line, and the bench's hand-over split.
 
-    `at` maps a stage name to this process's monotonic clock in seconds. Receiver stages: expected, requested,
-    registered, accepted, noticed, ended. Sender stages: announced, registered, first_posted, final and posted (the
-    last time that more was final, or was posted), written, ended. With pull the receiver posts: offered, posted and
-    read (all of it is there) are its stages instead of noticed, and the sender has offered and released. Missing stages
-    did not happen. `writes` and `descriptors` are of the side that posts; `mode` is push until it is known.
+    `at` maps a stage name to this process's monotonic clock in seconds. Receiver stages: expected, begun, requested,
+    registered, accepted, noticed, ended. Sender stages: announced, begun, registered, first_posted, final and posted
+    (the last time that more was final, or was posted), written, ended. With pull the receiver posts: offered, posted
+    and read (all of it is there) are its stages instead of noticed, and the sender has offered and released. Missing
+    stages did not happen. `writes` and `descriptors` are of the side that posts; `mode` is push until it is known.
     """
 
     key: Key
@@ -50,11 +50,20 @@ class TransferRecord(msgspec.Struct, kw_only=True):
     at: dict[str, float]
 
 
+class PrefillBegun(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a `Watch`: it is time for blocks. Either the sender has begun, or it never will, which a `Receive`
+    will be told."""
+
+    key: Key
+    request_id: RequestId
+
+
 class ReceiveEnded(msgspec.Struct, frozen=True, tag=True):
     """What a `Receive` has come to: the request may go on.
 
     Unless `outcome` is DELIVERED the content of its blocks is undefined and must not be used (R6). Nothing will
-    write to them any more, unless they are `quarantined`: then they must stay out of use until `BlocksSafe`.
+    write to them any more, unless they are `quarantined`: then they must stay out of use until `BlocksSafe`. `token`:
+    what the sender has sampled after the prompt, if that was wanted and there is one.
     """
 
     key: Key
@@ -63,6 +72,7 @@ class ReceiveEnded(msgspec.Struct, frozen=True, tag=True):
     reason: Reason
     detail: str = ""
     quarantined: bool = False
+    token: int | None = None
 
 
 class BlocksSafe(msgspec.Struct, frozen=True, tag=True):
@@ -115,4 +125,4 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     """Everything asked for by `Stop` has ended; the thread may exit."""
 
 
-Event = ReceiveEnded | BlocksSafe | SourceFree | Ended | Counted | PeerChanged | ModeChosen | Stopped
+Event = PrefillBegun | ReceiveEnded | BlocksSafe | SourceFree | Ended | Counted | PeerChanged | ModeChosen | Stopped

@@ -2,7 +2,8 @@
 
 History
     1  first version: push (Hello .. Beat, Notice)
-    2  pull: modes in Hello, Welcome and Register, the sender's memory in Welcome, Offer, Released, Confirmed; how long
+    2  Interest, Begun; the first token of the answer (Register.wants_token, Notice.token)
+    3  pull: modes in Hello, Welcome and Register, the sender's memory in Welcome, Offer, Released, Confirmed; how long
        the writes took in Written
 
 A frame is a msgpack array `[version, source epoch, destination epoch, message]`. The destination epoch is 0
@@ -20,13 +21,15 @@ from kvpush.core.ids import EngineId, Epoch, Key
 from kvpush.core.layout import Blocks, Layout, Span
 from kvpush.core.mode import Mode
 
-VERSION = 2
+VERSION = 3
 
 MAX_KEYS = 65_536
 """Keys in one heartbeat; a receiver with more sends several."""
 
 _Clock = Annotated[float, msgspec.Meta(ge=0, lt=1e18)]
 """Seconds of a process's monotonic clock. The bounds keep out what does not compare: infinity and not-a-number."""
+
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
@@ -71,17 +74,30 @@ class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
     key: Key | None = None
 
 
+class Interest(msgspec.Struct, frozen=True, tag="interest"):
+    """Receiver: say `Begun` when it is time to register. Repeated until answered; idempotent by key."""
+
+    key: Key
+
+
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """Sender: the prompt has every block that it needs here: soon nothing but its registration will be missing."""
+
+    key: Key
+
+
 class Register(msgspec.Struct, frozen=True, tag="register"):
     """Receiver: write tokens `span` into `blocks`, or, with pull, say where they can be read (no `blocks`). Repeated
     until answered; idempotent by key.
 
-    `echo` as in Heartbeat.
+    `echo` as in Heartbeat. `wants_token`: the last notice, or the offer, shall bring the first token of the answer.
     """
 
     key: Key
     span: Span
     blocks: Blocks
     echo: _Clock
+    wants_token: bool = False
     mode: Mode = Mode.PUSH
 
 
@@ -93,10 +109,11 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
 
 class Offer(msgspec.Struct, frozen=True, tag="offer"):
     """Sender: the span is in `blocks` (the first id of each group holds its first token), to be read while the lease
-    holds. Repeated with each heartbeat until released; idempotent by key."""
+    holds. Repeated with each heartbeat until released; idempotent by key. `token` as in Notice."""
 
     key: Key
     blocks: Blocks
+    token: _Token | None = None
 
 
 class Released(msgspec.Struct, frozen=True, tag="released"):
@@ -192,6 +209,8 @@ Message = (
     Hello
     | Welcome
     | Refuse
+    | Interest
+    | Begun
     | Register
     | Accepted
     | Offer
@@ -219,13 +238,15 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True):
-    """Travels with each WRITE, after its data. `parts` is the number of parts, on the last one; else 0."""
+    """Travels with each WRITE, after its data. `parts` is the number of parts, on the last one; else 0. `token`: the
+    first one of the answer, on the last part, if the receiver wants it and the sender has sampled it."""
 
     version: int
     destination: Epoch
     key: Key
     part: int
     parts: int
+    token: _Token | None = None
 
 
 _T = TypeVar("_T", Frame, Notice)
@@ -251,9 +272,9 @@ def decode_frame(data: bytes) -> Frame:
     return _checked(_frames, data)
 
 
-def encode_notice(destination: Epoch, key: Key, part: int, parts: int) -> bytes:
+def encode_notice(destination: Epoch, key: Key, part: int, parts: int, token: int | None = None) -> bytes:
     """The notice of one WRITE."""
-    return _encoder.encode(Notice(VERSION, destination, key, part, parts))
+    return _encoder.encode(Notice(VERSION, destination, key, part, parts, token))
 
 
 def decode_notice(data: bytes) -> Notice:

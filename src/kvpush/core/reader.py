@@ -4,7 +4,8 @@ from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import Reason, RemoteProtocolError
 from kvpush.core.events import Outcome
 from kvpush.core.ids import Key, OpId, PeerName
-from kvpush.core.layout import Blocks, Layout, check_blocks
+from kvpush.core.layout import Layout, check_blocks
+from kvpush.core.messages import Offer
 from kvpush.core.mode import Mode, in_words
 from kvpush.core.outbound import Outbound, Session, SessionState
 from kvpush.core.outbox import Outbox
@@ -67,9 +68,9 @@ class Reader(Receipts):
         for transfer in [t for t in self._with(session) if t.ops] if session is not None else ():
             self._step(transfer, RecvInput.PEER_LOST, now, (Outcome.FAILED, Reason.PEER_LOST, "the way was closed"))
 
-    def offered(self, key: Key, session: Session, blocks: Blocks, now: float) -> None:
+    def offered(self, offer: Offer, session: Session, now: float) -> None:
         """The sender says where to read. Blocks that it cannot have end the transfer."""
-        transfer = self._of(key, session)
+        transfer = self._of(offer.key, session)
         if transfer is None:
             return
         if transfer.state not in (Recv.ASKED, Recv.PROMISED):
@@ -78,12 +79,12 @@ class Reader(Receipts):
         if session.memory is None or not session.readable:  # it will be repeated
             return
         try:
-            check_blocks(session.memory.layout, transfer.span, blocks)
+            check_blocks(session.memory.layout, transfer.span, offer.blocks)
         except RemoteProtocolError as error:
             self._outbox.count("refused", error.reason)
             self._step(transfer, RecvInput.GIVE_UP, now, (Outcome.FAILED, error.reason, f"Offer.{error}"))
             return
-        transfer.offered, transfer.at["offered"] = blocks, now
+        transfer.offered, transfer.token, transfer.at["offered"] = offer.blocks, offer.token, now
         self._step(transfer, RecvInput.OFFER, now)
 
     def _read(self, transfer: Receiving, now: float) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from kvpush.core.asking import Asking
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import LocalProtocolError, Reason
-from kvpush.core.events import BlocksSafe, Ended, Outcome, ReceiveEnded
+from kvpush.core.events import BlocksSafe, Ended, Outcome, PrefillBegun, ReceiveEnded
 from kvpush.core.ids import Key, Target
 from kvpush.core.layout import Layout
 from kvpush.core.mode import Mode
@@ -16,9 +16,6 @@ from kvpush.core.retired import Retired
 from kvpush.core.sending import Ending
 from kvpush.core.tables import RECEIVER, Recv, RecvAction, RecvInput
 from kvpush.core.timers import Timers
-
-_NEVER = float("inf")
-_READING = (Recv.ASKED, Recv.PROMISED, Recv.READING, Recv.RELEASING)
 
 
 class Receipts:
@@ -35,6 +32,8 @@ class Receipts:
         self._noticing = 0
         self._timers: Timers[Key] = Timers(self._deadline_of)
         self._actions: dict[RecvAction, Callable[[Receiving, float], None]] = {
+            RecvAction.WATCH: self._watch,
+            RecvAction.REPORT: self._report,
             RecvAction.REGISTER: self._register,
             RecvAction.CANCEL: self._cancel,
             RecvAction.FREE: self._free,
@@ -70,7 +69,7 @@ class Receipts:
         stuck: dict[Target, Session] = {}
         for key in self._timers.due(now):
             transfer = self._transfers[key]
-            if now >= self._noticed_by(transfer):
+            if now >= transfer.noticed_by(self._config):
                 why = (Outcome.FAILED, Reason.NOTICE_LOST, "written, but never noticed")
                 self._step(transfer, RecvInput.FAIL, now, why)
             elif transfer.limit_at is not None and now >= transfer.limit_at:
@@ -89,7 +88,7 @@ class Receipts:
             self._outbox.count("read_stuck", transfer.ending[1])
             return self._outbound.get(transfer.target)
         else:
-            self._step(transfer, _limit_of(transfer), now, (Outcome.FAILED, *_overdue(transfer)))
+            self._step(transfer, transfer.at_the_limit, now, (Outcome.FAILED, *transfer.overdue))
         return None
 
     def next_deadline(self) -> float | None:
@@ -98,17 +97,7 @@ class Receipts:
 
     def _deadline_of(self, key: Key) -> float | None:
         transfer = self._transfers.get(key)
-        if transfer is None:
-            return None
-        deadlines = [t for t in (transfer.retry_at, transfer.limit_at) if t is not None]
-        earliest = min(self._noticed_by(transfer), *deadlines) if deadlines else self._noticed_by(transfer)
-        return earliest if earliest < _NEVER else None
-
-    def _noticed_by(self, transfer: Receiving) -> float:
-        """When the notices must have come after the sender has said that all is written."""
-        if transfer.told_at is None or transfer.state in (Recv.CANCELLING, Recv.QUARANTINED):
-            return _NEVER
-        return transfer.told_at + self._config.notice_grace_s
+        return transfer.deadline(self._config) if transfer is not None else None
 
     def _wait(self, transfer: Receiving, retry_at: float | None, limit_at: float | None) -> None:
         transfer.retry_at, transfer.limit_at = retry_at, limit_at
@@ -142,9 +131,18 @@ class Receipts:
         for action in actions:
             self._actions[action](transfer, now)
 
+    def _watch(self, transfer: Receiving, now: float) -> None:
+        """Ask again from time to time: the answer may be lost, or take long."""
+        self._asking.watch(transfer, now)
+        self._wait(transfer, now + self._config.heartbeat_s, None)
+
+    def _report(self, transfer: Receiving, now: float) -> None:
+        self._outbox.event(PrefillBegun(transfer.key, transfer.request_id))
+        self._wait(transfer, None, None)
+
     def _register(self, transfer: Receiving, now: float) -> None:
         self._asking.register(transfer, now)
-        limit = transfer.limit_at if transfer.limit_at is not None else now + self._config.connect_timeout_s
+        limit = transfer.limit_at if transfer.limit_at is not None else now + self._config.peer_timeout_s
         self._wait(transfer, now + self._config.retry_s, limit)
 
     def _cancel(self, transfer: Receiving, now: float) -> None:
@@ -183,7 +181,8 @@ class Receipts:
         if transfer.holds:
             transfer.holds = False
             outcome, reason, detail = transfer.ending
-            ended = ReceiveEnded(transfer.key, transfer.request_id, outcome, reason, detail, transfer.unsafe)
+            token = transfer.token if outcome is Outcome.DELIVERED else None
+            ended = ReceiveEnded(transfer.key, transfer.request_id, outcome, reason, detail, transfer.unsafe, token)
             self._outbox.event(ended)
 
     def _retire(self, transfer: Receiving, now: float) -> None:
@@ -196,15 +195,3 @@ class Receipts:
         if transfer.unsafe:
             self._outbox.event(BlocksSafe(transfer.key, transfer.request_id))
         self._outbox.event(Ended(transfer.record(self._layout.token_bytes)))
-
-
-def _limit_of(transfer: Receiving) -> RecvInput:
-    if transfer.state in (Recv.QUARANTINED, Recv.SEVERED):
-        return RecvInput.SAFE
-    return RecvInput.GIVE_UP if transfer.exposed or transfer.state in _READING else RecvInput.DOOMED
-
-
-def _overdue(transfer: Receiving) -> tuple[Reason, str]:
-    if transfer.state in (Recv.ACCEPTED, Recv.PROMISED, Recv.READING):
-        return Reason.DEADLINE, "accepted, but not delivered within transfer_s"
-    return Reason.PEER_SILENT, "the sender did not answer"

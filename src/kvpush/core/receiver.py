@@ -1,6 +1,6 @@
 """The receiving side: prompts whose KV is elsewhere and is wanted here. One record holds all of one transfer."""
 
-from kvpush.core.commands import Abort, Expect, Receive
+from kvpush.core.commands import Abort, Disown, Expect, Receive, Watch
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from kvpush.core.events import Outcome, ReceiveEnded
 from kvpush.core.ids import Key
@@ -8,19 +8,17 @@ from kvpush.core.layout import check_blocks
 from kvpush.core.messages import Beat, Notice
 from kvpush.core.outbound import Session, SessionState
 from kvpush.core.reader import Reader
-from kvpush.core.receiving import Receiving
+from kvpush.core.receiving import READING, Receiving
 from kvpush.core.sending import Ending
 from kvpush.core.tables import Recv, RecvInput
 
 _LIVE = (
     Recv.EXPECTING,
+    Recv.WATCHING,
     Recv.CONNECTING,
     Recv.REGISTERED,
     Recv.ACCEPTED,
-    Recv.ASKED,
-    Recv.PROMISED,
-    Recv.READING,
-    Recv.RELEASING,
+    *READING,
 )
 
 
@@ -37,6 +35,16 @@ class Receiver(Reader):
         self._outbound.session(command.target, now)
         self._step(transfer, RecvInput.EXPECT, now)
 
+    def watch(self, command: Watch, now: float) -> None:
+        """Say when the sender has begun; of one that cannot, say so now."""
+        transfer = self._transfers.get(command.key)
+        if transfer is None or transfer.request_id != command.request_id:
+            detail = f"{command.key} is not expected by {command.request_id}"
+            raise LocalProtocolError(detail, Reason.DUPLICATE_KEY)
+        self._step(transfer, RecvInput.WATCH, now)
+        if transfer.end is not None:
+            self._step(transfer, RecvInput.BEGUN, now)
+
     def receive(self, command: Receive, now: float) -> None:
         """The request has blocks: register them as soon as the sender can hear of it."""
         self._check_blocks(command)
@@ -46,9 +54,9 @@ class Receiver(Reader):
             transfer = Receiving(command.key, command.request_id, command.target)
             self._transfers[command.key] = transfer
         else:
-            _check_expected(transfer, command)
+            transfer.check_expected(command)
         transfer.span, transfer.blocks, transfer.holds = command.span, command.blocks, True
-        transfer.wanted = command.mode
+        transfer.wants_token, transfer.wanted = command.wants_token, command.mode
         transfer.at["requested"] = now
         self._step(transfer, RecvInput.RECEIVE, now)
         if transfer.end is not None:
@@ -64,6 +72,12 @@ class Receiver(Reader):
         wanted_nothing = command.reason is Reason.NOT_NEEDED and not transfer.holds
         outcome = Outcome.DELIVERED if wanted_nothing else Outcome.FAILED
         self._step(transfer, RecvInput.ABORT, now, (outcome, command.reason, ""))
+
+    def disown(self, command: Disown, now: float) -> None:
+        """Nobody will ask for this key, unless somebody has."""
+        if command.key not in self._transfers and command.key not in self._retired:
+            self.expect(Expect(command.key, command.request_id, command.target), now)
+            self.abort(Abort(command.key), now)
 
     def stop(self, now: float) -> None:
         """Give everything up; what was registered ends when its sender has answered, or by time."""
@@ -82,6 +96,13 @@ class Receiver(Reader):
             raise LocalProtocolError(f"{command.key}: {error}", error.reason) from None
 
     # the sender -----------------------------------------------------------------------------------------
+    def begun(self, key: Key, session: Session, now: float) -> None:
+        """It is time to register. Whoever does not wait for that has done so, or has gone."""
+        transfer = self._of(key, session)
+        if transfer is not None and transfer.state is Recv.WATCHING:
+            transfer.at["begun"] = now
+            self._step(transfer, RecvInput.BEGUN, now)
+
     def accepted(self, key: Key, session: Session, now: float) -> None:
         """The registration is valid."""
         transfer = self._of(key, session)
@@ -157,6 +178,7 @@ class Receiver(Reader):
         self._noticing += not transfer.noticing
         transfer.seen.add(notice.part)
         transfer.parts = max(transfer.parts, notice.parts)
+        transfer.token = notice.token if notice.parts else transfer.token
         if transfer.complete:
             transfer.at["noticed"] = now
             self._step(transfer, RecvInput.COMPLETE, now, (Outcome.DELIVERED, Reason.OK, ""))
@@ -205,13 +227,3 @@ class Receiver(Reader):
         self._outbox.event(ReceiveEnded(command.key, command.request_id, Outcome.FAILED, error.reason, str(error)))
         if mine:
             self.abort(Abort(command.key, error.reason), now)
-
-
-def _check_expected(transfer: Receiving, command: Receive) -> None:
-    if transfer.state is not Recv.EXPECTING:
-        detail = f"{command.key}: Receive is not possible when {transfer.state}"
-        raise LocalProtocolError(detail, Reason.DUPLICATE_KEY)
-    if (transfer.request_id, transfer.target) != (command.request_id, command.target):
-        expected = f"request {transfer.request_id} from {transfer.target}"
-        detail = f"{command.key} is expected by {expected}, not by {command.request_id}"
-        raise LocalProtocolError(detail, Reason.DUPLICATE_KEY)

@@ -2,19 +2,27 @@
 
 from dataclasses import dataclass, field
 
-from kvpush.core.errors import Reason
+from kvpush.core.commands import Receive
+from kvpush.core.config import ProtocolConfig
+from kvpush.core.errors import LocalProtocolError, Reason
 from kvpush.core.events import Outcome, Role, TransferRecord
 from kvpush.core.ids import Epoch, Key, OpId, RequestId, Target
 from kvpush.core.layout import NOTHING, Blocks, Span
+from kvpush.core.messages import Register
 from kvpush.core.mode import Mode
 from kvpush.core.sending import Ending
-from kvpush.core.tables import Recv
+from kvpush.core.tables import Recv, RecvInput
+
+_NEVER = float("inf")
+READING = (Recv.ASKED, Recv.PROMISED, Recv.READING, Recv.RELEASING)
+"""States of a transfer by pull in which nothing has gone wrong."""
 
 
 @dataclass
 class Receiving:
     """One transfer at its receiver.
 
+    `token`: what the sender has sampled after the prompt, if we want it and it has.
     `seen` are the parts whose notices have arrived, of `parts` (0: not known yet). `holds`: our engine waits
     for a ReceiveEnded; `unsafe`: it has had it, and waits for BlocksSafe. `end` is how a transfer that cannot succeed
     any more will end. `retry_at` is when to repeat what was not answered, `limit_at` when to stop waiting.
@@ -34,6 +42,8 @@ class Receiving:
     sender: Epoch | None = None
     seen: set[int] = field(default_factory=set)
     parts: int = 0
+    wants_token: bool = False
+    token: int | None = None
     end: Ending | None = None
     retry_at: float | None = None
     limit_at: float | None = None
@@ -75,6 +85,48 @@ class Receiving:
     def ending(self) -> Ending:
         """How it ends, or has ended."""
         return self.end or (Outcome.FAILED, Reason.ABORTED, "")
+
+    def registration(self, echo: float) -> Register:
+        """What the sender is told. `echo` as in Heartbeat."""
+        mode = self.mode or Mode.PUSH
+        blocks = self.blocks if mode is Mode.PUSH else ()
+        return Register(self.key, self.span, blocks, echo, self.wants_token, mode)
+
+    def check_expected(self, command: Receive) -> None:
+        """Raise `LocalProtocolError` unless these may be the blocks that it waits for."""
+        if self.state not in (Recv.EXPECTING, Recv.WATCHING):
+            detail = f"{self.key}: Receive is not possible when {self.state}"
+            raise LocalProtocolError(detail, Reason.DUPLICATE_KEY)
+        if (self.request_id, self.target) != (command.request_id, command.target):
+            expected = f"request {self.request_id} from {self.target}"
+            detail = f"{self.key} is expected by {expected}, not by {command.request_id}"
+            raise LocalProtocolError(detail, Reason.DUPLICATE_KEY)
+
+    def noticed_by(self, config: ProtocolConfig) -> float:
+        """When the notices must have come after the sender has said that all is written."""
+        if self.told_at is None or self.state in (Recv.CANCELLING, Recv.QUARANTINED):
+            return _NEVER
+        return self.told_at + config.notice_grace_s
+
+    def deadline(self, config: ProtocolConfig) -> float | None:
+        """When there is something to repeat or to give up."""
+        deadlines = [t for t in (self.retry_at, self.limit_at) if t is not None]
+        earliest = min(self.noticed_by(config), *deadlines) if deadlines else self.noticed_by(config)
+        return earliest if earliest < _NEVER else None
+
+    @property
+    def at_the_limit(self) -> RecvInput:
+        """What its limit means."""
+        if self.state in (Recv.QUARANTINED, Recv.SEVERED):
+            return RecvInput.SAFE
+        return RecvInput.GIVE_UP if self.exposed or self.state in READING else RecvInput.DOOMED
+
+    @property
+    def overdue(self) -> tuple[Reason, str]:
+        """Why it ends at its limit."""
+        if self.state in (Recv.ACCEPTED, Recv.PROMISED, Recv.READING):
+            return Reason.DEADLINE, "accepted, but not delivered within transfer_s"
+        return Reason.PEER_SILENT, "the sender did not answer"
 
     def record(self, token_bytes: int) -> TransferRecord:
         """What is known of it, for logs and the benchmark."""

@@ -3,24 +3,41 @@
 from collections.abc import Callable, Iterable
 
 from kvpush.core.chunks import next_writes
-from kvpush.core.commands import Announce, Final, Retract, Withdraw
+from kvpush.core.commands import Announce, Begin, Final, Retract, Sampled, Withdraw
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from kvpush.core.events import Ended, Outcome, SourceFree
-from kvpush.core.front import Front
 from kvpush.core.ids import Epoch, Key, OpId, RequestId
 from kvpush.core.inbound import Caller
+from kvpush.core.inflight import InFlight
 from kvpush.core.layout import Layout
-from kvpush.core.messages import Beat, Dropped, End, Register
+from kvpush.core.messages import (
+    Accepted,
+    Beat,
+    Begun,
+    Draining,
+    Dropped,
+    End,
+    Failed,
+    Message,
+    Register,
+    Writing,
+)
 from kvpush.core.mode import Mode
-from kvpush.core.offers import can_offer, check_registration, is_same
+from kvpush.core.offers import check_registration
 from kvpush.core.outbox import Outbox
+from kvpush.core.planner import Plan
 from kvpush.core.retired import Retired
-from kvpush.core.sending import Ending, Sending, epitaph, verdict
+from kvpush.core.sending import Ending, Sending, epitaph, told
 from kvpush.core.tables import SENDER, Send, SendAction, SendInput
-from kvpush.core.telling import Telling
 from kvpush.core.timers import Timers
-from kvpush.core.writes import WriteOps
+
+_WORDS: dict[SendAction, Callable[[Key], Message]] = {
+    SendAction.ACCEPT: Accepted,
+    SendAction.DROP: Dropped,
+    SendAction.DRAIN: Draining,
+}
+"""What a sender only has to say."""
 
 
 class Sender:
@@ -31,22 +48,16 @@ class Sender:
         self._layout = layout
         self._outbox = outbox
         self._transfers: dict[Key, Sending] = {}
-        self._telling = Telling(layout, outbox)
-        self._writes = WriteOps(outbox)
-        self._offers = 0
+        self._in_flight = InFlight(config.window_bytes, outbox)
         self._stopping = False
         self._retired = Retired(config.retired_memory_s, config.retired_memory_keys)
         self._timers: Timers[Key] = Timers(self._deadline_of)
         self._actions: dict[SendAction, Callable[[Sending, float], None]] = {
-            SendAction.ACCEPT: self._telling.accept,
+            SendAction.ANSWER: self._answer,
             SendAction.ADVANCE: self._advance,
-            SendAction.DROP: self._telling.drop,
             SendAction.CLOSE: self._close,
-            SendAction.DRAIN: self._telling.drain,
-            SendAction.TELL: self._telling.end,
-            SendAction.HINT: self._telling.hint,
-            SendAction.OFFER: self._offer,
-            SendAction.CONFIRM: self._confirm,
+            SendAction.HINT: self._hint,
+            SendAction.TELL: self._tell_end,
             SendAction.RETIRE: self._retire,
         }
 
@@ -57,7 +68,24 @@ class Sender:
             return
         transfer = self._mine(command.key, command.request_id, now)
         self._step(transfer, SendInput.ANNOUNCE, now)
-        self._identify(transfer, command.request_id, "announced", now)
+        transfer.identify(command.request_id, "announced", now)
+
+    def begin(self, command: Begin, now: float) -> None:
+        """The prompt has every block that it needs here."""
+        if command.key not in self._transfers:
+            return
+        transfer = self._mine(command.key, command.request_id, now)
+        transfer.begun = True
+        transfer.at.setdefault("begun", now)
+        self._step(transfer, SendInput.BEGIN, now)
+
+    def sampled(self, command: Sampled, now: float) -> None:
+        """The token after the prompt is known, or there will be none."""
+        if command.key not in self._transfers:
+            return
+        transfer = self._mine(command.key, command.request_id, now)
+        transfer.sampled, transfer.token = True, command.token
+        self._step(transfer, SendInput.SAMPLED, now)
 
     def final(self, command: Final, now: float) -> None:
         """Tokens are final. A transfer that has ended already frees its source at once."""
@@ -67,10 +95,11 @@ class Sender:
             return
         transfer = self._mine(command.key, command.request_id, now)
         final = transfer.final.grown(command.tokens, command.layers)
-        self._identify(transfer, command.request_id, "final", now)
+        transfer.identify(command.request_id, "final", now)
         transfer.at["final"] = now
         transfer.final, transfer.blocks = final, command.blocks
         transfer.pinned = transfer.pinned or command.last
+        transfer.begun = transfer.begun or command.last
         if transfer.caller is None:
             self._hold(transfer, now)
         self._step(transfer, SendInput.FINAL, now)
@@ -93,9 +122,9 @@ class Sender:
             self._outbox.event(SourceFree(command.key, command.request_id))
             return
         transfer = self._mine(command.key, command.request_id, now)
-        self._identify(transfer, command.request_id, "withdrawn", now)
+        transfer.identify(command.request_id, "withdrawn", now)
         transfer.pinned = True
-        self._end_with(transfer, Outcome.FAILED, command.reason, command.detail)
+        transfer.end_with(Outcome.FAILED, command.reason, command.detail)
         self._step(transfer, SendInput.WITHDRAW, now)
 
     def stop(self, now: float) -> None:
@@ -103,7 +132,7 @@ class Sender:
         self._stopping = True
         for transfer in list(self._transfers.values()):
             if transfer.state is not Send.DRAINING:
-                self._end_with(transfer, Outcome.FAILED, Reason.SHUTDOWN, "the sender is stopping")
+                transfer.end_with(Outcome.FAILED, Reason.SHUTDOWN, "the sender is stopping")
                 self._step(transfer, SendInput.WITHDRAW, now)
 
     def _mine(self, key: Key, request_id: RequestId, now: float) -> Sending:
@@ -114,17 +143,27 @@ class Sender:
             raise LocalProtocolError(detail, Reason.DUPLICATE_KEY)
         return transfer
 
-    def _identify(self, transfer: Sending, request_id: RequestId, stage: str, now: float) -> None:
-        transfer.request_id = request_id
-        transfer.at.setdefault(stage, now)
-
     # the receiver ---------------------------------------------------------------------------------------
+    def watch(self, caller: Caller, key: Key, now: float) -> None:
+        """A receiver wants to know when a prompt has begun. One that has ended is answered with how."""
+        stone = self._retired.get(key)
+        if stone is not None:
+            self._tell(caller, Failed(key, told(stone.outcome, stone.reason), "this transfer has ended"))
+            return
+        if self._stopping:
+            raise RemoteProtocolError(Reason.SHUTDOWN, "the sender is stopping")
+        transfer = self._transfer(key, now)
+        transfer.watcher = caller
+        self._step(transfer, SendInput.WATCH, now)
+        if transfer.state is Send.WATCHED:
+            self._timers.arm(key, transfer.never_announced_at(self._config))
+
     def register(self, caller: Caller, message: Register, now: float) -> None:
         """A receiver asks. Raises RemoteProtocolError when it may not, and nothing is in flight to it."""
         stone = self._retired.get(message.key)
         if stone is not None:
             self._outbox.count("late_message", Reason.RETIRED_TRANSFER)
-            self._telling.tell(caller, epitaph(message.key, stone))
+            self._tell(caller, epitaph(message.key, stone))
             return
         try:
             self._check_registration(caller, message)
@@ -133,23 +172,16 @@ class Sender:
             return
         transfer = self._transfer(message.key, now)
         if transfer.caller is None:
-            transfer.caller, transfer.mode = caller, message.mode
-            transfer.span, transfer.remote_blocks = message.span, message.blocks
-            transfer.posted = Front.flat(message.span.start)
+            transfer.register(caller, message)
             transfer.at["registered"] = now
             self._hold(transfer, min(message.echo, now))
-        self._renew(transfer, min(message.echo, now))
+        transfer.renew(min(message.echo, now) + self._config.lease_s)
         self._step(transfer, SendInput.REGISTER if transfer.mode is Mode.PUSH else SendInput.ASK, now)
 
     def _check_registration(self, caller: Caller, message: Register) -> None:
-        """The same registration again is a repetition; another one with the same key is refused."""
         if self._stopping:
             raise RemoteProtocolError(Reason.SHUTDOWN, "the sender is stopping")
-        check_registration(caller, message)
-        known = self._transfers.get(message.key)
-        if known is not None and known.caller is not None and not is_same(known, caller, message):
-            detail = f"{message.key} is registered by {known.caller.name} for {known.span} already"
-            raise RemoteProtocolError(Reason.DUPLICATE_KEY, detail, "key")
+        check_registration(caller, message, self._transfers.get(message.key))
 
     def _reject(self, caller: Caller, key: Key, error: RemoteProtocolError, now: float) -> None:
         """A refusal frees the receiver's blocks, so it must be true for good: the transfer ends, whatever comes
@@ -157,7 +189,7 @@ class Sender:
         transfer = self._transfer(key, now)
         known = transfer.caller
         if known is None or known.epoch == caller.epoch:
-            self._end_with(transfer, Outcome.FAILED, error.reason, str(error))
+            transfer.end_with(Outcome.FAILED, error.reason, str(error))
             self._step(transfer, SendInput.WITHDRAW, now)
         if known is None or known.epoch != caller.epoch:
             raise error
@@ -166,28 +198,16 @@ class Sender:
     def cancel(self, caller: Caller, key: Key, reason: Reason, now: float) -> None:
         """The receiver gives a transfer up. A key never heard of is remembered, so that it stays dropped."""
         if key in self._retired:
-            self._telling.tell(caller, Dropped(key))
+            self._tell(caller, Dropped(key))
             return
         transfer = self._transfer(key, now)
         if transfer.caller is not None and transfer.caller.epoch != caller.epoch:
             raise RemoteProtocolError(Reason.DUPLICATE_KEY, f"{key} was registered by {transfer.caller.name}", "key")
         transfer.caller = caller
         outcome = Outcome.DELIVERED if reason is Reason.NOT_NEEDED else Outcome.FAILED
-        self._end_with(transfer, outcome, reason, "cancelled by the receiver")
+        transfer.end_with(outcome, reason, "cancelled by the receiver")
         transfer.cancelled = True
         self._step(transfer, SendInput.CANCEL, now)
-
-    def released(self, caller: Caller, key: Key, now: float) -> None:
-        """The receiver has read it all. Whether that was right is known here: the blocks are this transfer's own as
-        long as it is `OFFERED`, whatever the clocks of the two say."""
-        stone = self._retired.get(key)
-        if stone is not None:
-            self._telling.tell(caller, verdict(key, stone))
-            return
-        transfer = self._transfers.get(key)
-        if transfer is None or transfer.caller is not caller:
-            raise RemoteProtocolError(Reason.UNKNOWN_TRANSFER, f"{key} was not offered to {caller.name}", "key")
-        self._step(transfer, SendInput.RELEASE, now, (Outcome.DELIVERED, Reason.OK, ""))
 
     def heartbeat(self, caller: Caller, keys: Iterable[Key], echo: float, now: float) -> Beat:
         """Renew leases by key, from `echo` on; says which keys are unknown here and which have ended."""
@@ -196,8 +216,8 @@ class Sender:
             transfer = self._transfers.get(key)
             stone = self._retired.get(key)
             if transfer is not None and (transfer.caller is None or transfer.caller is caller):
-                renewed += self._renew(transfer, min(echo, now))
-                self._telling.remind(transfer)
+                renewed += transfer.renew(min(echo, now) + self._config.lease_s)
+                self._remind(transfer)
             elif stone is not None:
                 ended.append(End(key, stone.outcome, stone.reason))
             else:
@@ -206,23 +226,29 @@ class Sender:
             self._outbox.count("lease_renewed", Reason.OK, renewed)
         return Beat(now, tuple(unknown), tuple(ended))
 
+    def _remind(self, transfer: Sending) -> None:
+        if transfer.ops:  # a lost hint would hold up the write
+            self._say(transfer, Writing(transfer.key))
+
     def caller_lost(self, caller: Caller, reason: Reason, now: float) -> None:
         """A receiver is gone: nothing more is written to it."""
-        for transfer in [t for t in self._transfers.values() if t.caller is caller]:
-            self._end_with(transfer, Outcome.FAILED, reason, f"{caller.name} is gone")
+        for transfer in self._transfers.values():
+            transfer.watcher = None if transfer.watcher is caller else transfer.watcher
+        for transfer in [t for t in self._transfers.values() if t.ends_with(caller)]:
+            transfer.end_with(Outcome.FAILED, reason, f"{caller.name} is gone")
             self._step(transfer, SendInput.PEER_LOST, now)
 
     # the transport --------------------------------------------------------------------------------------
     def op_finished(self, op: OpId, error: str, now: float) -> None:
         """A write has stopped."""
-        key = self._writes.key_of(op)
+        key = self._in_flight.stopped(op)
         if key is None:
             self._outbox.count("late_completion", Reason.TRANSPORT)
             return
         transfer = self._transfers[key]
-        self._writes.stopped(op, transfer, now)
+        transfer.stopped(op, now)
         if error:
-            self._end_with(transfer, Outcome.FAILED, Reason.TRANSPORT, error)
+            transfer.end_with(Outcome.FAILED, Reason.TRANSPORT, error)
             self._step(transfer, SendInput.WRITE_FAILED, now)
         if transfer.ops:
             return
@@ -230,7 +256,7 @@ class Sender:
             self._step(transfer, SendInput.STOPPED, now)
         elif transfer.state is Send.WRITING and transfer.committed:
             transfer.at["written"] = now
-            self._end_with(transfer, Outcome.DELIVERED, Reason.OK, "")
+            transfer.end_with(Outcome.DELIVERED, Reason.OK, "")
             self._step(transfer, SendInput.COMPLETE, now)
         elif transfer.state is Send.WRITING:
             self._step(transfer, SendInput.PAUSE, now)
@@ -256,7 +282,7 @@ class Sender:
         unannounced = transfer.never_announced_at(self._config) <= now
         reason = Reason.NEVER_ANNOUNCED if unannounced else Reason.LEASE_EXPIRED
         self._outbox.count("lease_expired", reason)
-        self._end_with(transfer, Outcome.EXPIRED, reason, f"nothing was heard for {now - transfer.began:.1f} s")
+        transfer.end_with(Outcome.EXPIRED, reason, f"nothing was heard for {now - transfer.began:.1f} s")
         self._step(transfer, SendInput.EXPIRE, now)
 
     def next_deadline(self) -> float | None:
@@ -271,13 +297,6 @@ class Sender:
         """Something is held for the receiver: begin (or renew) its lease."""
         transfer.lease_until = since + self._config.lease_s
         self._timers.arm(transfer.key, min(transfer.lease_until, transfer.never_announced_at(self._config)))
-
-    def _renew(self, transfer: Sending, since: float) -> int:
-        """Renew a lease that has begun; one that has not cannot run out. Returns how many were renewed."""
-        if transfer.lease_until is None:
-            return 0
-        transfer.lease_until = max(transfer.lease_until, since + self._config.lease_s)
-        return 1
 
     # the table ------------------------------------------------------------------------------------------
     def _transfer(self, key: Key, now: float) -> Sending:
@@ -294,48 +313,44 @@ class Sender:
             raise LocalProtocolError(f"{transfer.key}: {happened} is not possible when {transfer.state}") from None
         transfer.end = transfer.end or why
         for action in actions:
-            self._actions[action](transfer, now)
+            if word := _WORDS.get(action):
+                self._say(transfer, word(transfer.key))
+            else:
+                self._actions[action](transfer, now)
 
-    def _end_with(self, transfer: Sending, outcome: Outcome, reason: Reason, detail: str) -> None:
-        """The first cause is the one that is reported."""
-        if transfer.end is None:
-            transfer.end = (outcome, reason, detail)
+    def _answer(self, transfer: Sending, now: float) -> None:
+        if transfer.begun and transfer.watcher is not None:
+            self._tell(transfer.watcher, Begun(transfer.key))
+            transfer.watcher = None  # it will register, and hear of everything else then; or ask again
 
     def _close(self, transfer: Sending, now: float) -> None:
         """Writes have `drain_s` to stop, but never so long that the receiver may use their blocks again."""
-        fence = now if transfer.lease_until is None else transfer.lease_until + self._config.fence_s
-        transfer.drain_until = min(now + self._config.drain_s, fence)
+        self._in_flight.give_up(transfer)
+        transfer.drain_until = min(now + self._config.drain_s, transfer.fence(now, self._config))
         self._timers.arm(transfer.key, transfer.drain_until)
 
-    def _offer(self, transfer: Sending, now: float) -> None:
-        """Say where to read, if all of it is there. A lease that has ended already expires with the next tick."""
-        try:
-            if not can_offer(transfer) or transfer.lease_until is None or now >= transfer.lease_until:
-                return
-        except ValueError as error:
-            self._end_with(transfer, Outcome.FAILED, Reason.SPAN_NOT_COVERED, str(error))
-            self._step(transfer, SendInput.WITHDRAW, now)
-            return
-        self._telling.offer(transfer)
-        if transfer.state is Send.PROMISED:
-            transfer.at["offered"] = now
-            self._offers += 1
-            self._step(transfer, SendInput.OFFER, now)
+    def _hint(self, transfer: Sending, now: float) -> None:
+        self._say(transfer, transfer.hint)
 
-    def _confirm(self, transfer: Sending, now: float) -> None:
-        transfer.at["released"] = now
-        transfer.nbytes = transfer.span.tokens * self._layout.token_bytes
-        self._telling.confirm(transfer)
+    def _tell_end(self, transfer: Sending, now: float) -> None:
+        self._say(transfer, transfer.last_word)
 
     def _retire(self, transfer: Sending, now: float) -> None:
         outcome, reason, _ = transfer.ending
         del self._transfers[transfer.key]
         self._retired.add(transfer.key, outcome, reason, transfer.mode, now)
-        self._offers -= "offered" in transfer.at
         transfer.at["ended"] = now
         self._outbox.event(Ended(transfer.record()))
         if transfer.pinned and transfer.request_id is not None:
             self._outbox.event(SourceFree(transfer.key, transfer.request_id))
+
+    def _say(self, transfer: Sending, message: Message) -> None:
+        listener = transfer.caller or transfer.watcher
+        if listener is not None:
+            self._tell(listener, message)
+
+    def _tell(self, caller: Caller, message: Message) -> None:
+        self._outbox.send(caller.link, caller.epoch, message)
 
     # writing --------------------------------------------------------------------------------------------
     def _advance(self, transfer: Sending, now: float) -> None:
@@ -346,31 +361,31 @@ class Sender:
         try:
             ready = next_writes(transfer, self._layout)
         except ValueError as error:
-            self._end_with(transfer, Outcome.FAILED, Reason.SPAN_NOT_COVERED, str(error))
+            transfer.end_with(Outcome.FAILED, Reason.SPAN_NOT_COVERED, str(error))
             self._step(transfer, SendInput.WITHDRAW, now)
             return
-        if ready.plans:
-            self._writes.post(transfer, ready, now)
-            self._step(transfer, SendInput.POST, now)
-        else:
-            transfer.posted = ready.front
+        transfer.posted = ready.front
+        transfer.committed = transfer.all_posted and transfer.may_commit
+        total = transfer.parts + len(ready.plans) if transfer.committed else 0
+        for copy in ready.plans:
+            self._post(transfer, copy, total, now)
 
     def may_post(self, op: OpId, now: float) -> bool:
         """Whether an operation that has waited to be posted may still be (R2)."""
-        key = self._writes.key_of(op)
-        transfer = self._transfers.get(key) if key is not None else None
+        key = self._in_flight.key_of(op)
+        transfer = None if key is None else self._transfers.get(key)
         return transfer is not None and transfer.may_post(now)
+
+    def _post(self, transfer: Sending, copy: Plan, total: int, now: float) -> None:
+        self._say(transfer, Writing(transfer.key))
+        self._in_flight.post(transfer, copy, total, now)
+        self._step(transfer, SendInput.POST, now)
 
     # for the endpoint -----------------------------------------------------------------------------------
     @property
     def ops_in_flight(self) -> int:
         """Posted writes that have not stopped."""
-        return len(self._writes)
-
-    @property
-    def offers(self) -> int:
-        """Transfers that are being read, as far as we know: some transports need our polls for it."""
-        return self._offers
+        return len(self._in_flight)
 
     def __len__(self) -> int:
         return len(self._transfers)

@@ -26,6 +26,7 @@ class Send(StrEnum):
     """Sender states."""
 
     NEW = "new"
+    WATCHED = "watched"  # a receiver waits for it to begin; our engine has not heard of it
     ANNOUNCED = "announced"  # the engine has the request; no blocks, no registration
     HELD = "held"  # blocks are final; no registration
     WAITING = "waiting"  # registered; nothing in flight, not complete
@@ -41,6 +42,9 @@ class SendInput(StrEnum):
     """What can happen to a sender's transfer."""
 
     ANNOUNCE = "announce"
+    WATCH = "watch"  # a receiver wants to know when it has begun
+    BEGIN = "begin"  # it has
+    SAMPLED = "sampled"  # the token after the prompt is known, or there will be none
     FINAL = "final"
     REGISTER = "register"
     POST = "post"  # there is something to write and it is being posted
@@ -61,6 +65,7 @@ class SendInput(StrEnum):
 class SendAction(StrEnum):
     """What a sender does on a transition."""
 
+    ANSWER = "answer"  # tell who has asked that it has begun, if it has
     ACCEPT = "accept"  # tell the receiver that its registration is valid
     ADVANCE = "advance"  # write what is final and registered
     DROP = "drop"  # Dropped
@@ -77,22 +82,40 @@ S, H, A = Send, SendInput, SendAction
 
 SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.NEW, H.ANNOUNCE): (S.ANNOUNCED, ()),
+    (S.NEW, H.WATCH): (S.WATCHED, ()),
     (S.NEW, H.FINAL): (S.HELD, ()),
     (S.NEW, H.REGISTER): (S.WAITING, (A.ACCEPT,)),
     (S.NEW, H.CANCEL): (S.RETIRED, (A.DROP, A.RETIRE)),
     (S.NEW, H.WITHDRAW): (S.RETIRED, (A.RETIRE,)),
-    (S.ANNOUNCED, H.FINAL): (S.HELD, ()),
+    (S.WATCHED, H.ANNOUNCE): (S.ANNOUNCED, ()),
+    (S.WATCHED, H.WATCH): (S.WATCHED, ()),
+    (S.WATCHED, H.FINAL): (S.HELD, (A.ANSWER,)),
+    (S.WATCHED, H.REGISTER): (S.WAITING, (A.ACCEPT,)),
+    (S.WATCHED, H.CANCEL): (S.RETIRED, (A.DROP, A.RETIRE)),
+    (S.WATCHED, H.WITHDRAW): (S.RETIRED, (A.TELL, A.RETIRE)),
+    (S.WATCHED, H.EXPIRE): (S.RETIRED, (A.TELL, A.RETIRE)),
+    (S.WATCHED, H.PEER_LOST): (S.RETIRED, (A.RETIRE,)),
+    (S.ANNOUNCED, H.WATCH): (S.ANNOUNCED, (A.ANSWER,)),
+    (S.ANNOUNCED, H.BEGIN): (S.ANNOUNCED, (A.ANSWER,)),
+    (S.ANNOUNCED, H.SAMPLED): (S.ANNOUNCED, ()),
+    (S.ANNOUNCED, H.FINAL): (S.HELD, (A.ANSWER,)),
     (S.ANNOUNCED, H.RETRACT): (S.ANNOUNCED, ()),
     (S.ANNOUNCED, H.REGISTER): (S.WAITING, (A.ACCEPT,)),
     (S.ANNOUNCED, H.CANCEL): (S.RETIRED, (A.DROP, A.RETIRE)),
-    (S.ANNOUNCED, H.WITHDRAW): (S.RETIRED, (A.RETIRE,)),
-    (S.HELD, H.FINAL): (S.HELD, ()),
+    (S.ANNOUNCED, H.WITHDRAW): (S.RETIRED, (A.TELL, A.RETIRE)),
+    (S.HELD, H.WATCH): (S.HELD, (A.ANSWER,)),
+    (S.HELD, H.BEGIN): (S.HELD, (A.ANSWER,)),
+    (S.HELD, H.SAMPLED): (S.HELD, ()),
+    (S.HELD, H.FINAL): (S.HELD, (A.ANSWER,)),
     (S.HELD, H.RETRACT): (S.HELD, ()),
     (S.HELD, H.REGISTER): (S.WAITING, (A.ACCEPT, A.ADVANCE)),
     (S.HELD, H.CANCEL): (S.RETIRED, (A.DROP, A.RETIRE)),
-    (S.HELD, H.WITHDRAW): (S.RETIRED, (A.RETIRE,)),
-    (S.HELD, H.EXPIRE): (S.RETIRED, (A.RETIRE,)),
+    (S.HELD, H.WITHDRAW): (S.RETIRED, (A.TELL, A.RETIRE)),
+    (S.HELD, H.EXPIRE): (S.RETIRED, (A.TELL, A.RETIRE)),
     (S.WAITING, H.ANNOUNCE): (S.WAITING, ()),
+    (S.WAITING, H.WATCH): (S.WAITING, ()),
+    (S.WAITING, H.BEGIN): (S.WAITING, ()),
+    (S.WAITING, H.SAMPLED): (S.WAITING, (A.ADVANCE,)),
     (S.WAITING, H.FINAL): (S.WAITING, (A.ADVANCE,)),
     (S.WAITING, H.RETRACT): (S.WAITING, ()),
     (S.WAITING, H.REGISTER): (S.WAITING, (A.ACCEPT,)),
@@ -102,6 +125,9 @@ SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.WAITING, H.EXPIRE): (S.RETIRED, (A.TELL, A.RETIRE)),
     (S.WAITING, H.PEER_LOST): (S.RETIRED, (A.RETIRE,)),
     (S.WRITING, H.ANNOUNCE): (S.WRITING, ()),
+    (S.WRITING, H.WATCH): (S.WRITING, ()),
+    (S.WRITING, H.BEGIN): (S.WRITING, ()),
+    (S.WRITING, H.SAMPLED): (S.WRITING, (A.ADVANCE,)),
     (S.WRITING, H.FINAL): (S.WRITING, (A.ADVANCE,)),
     (S.WRITING, H.RETRACT): (S.WRITING, ()),
     (S.WRITING, H.REGISTER): (S.WRITING, (A.ACCEPT,)),
@@ -114,6 +140,9 @@ SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.WRITING, H.EXPIRE): (S.DRAINING, (A.CLOSE,)),
     (S.WRITING, H.PEER_LOST): (S.DRAINING, (A.CLOSE,)),
     (S.DRAINING, H.ANNOUNCE): (S.DRAINING, ()),
+    (S.DRAINING, H.WATCH): (S.DRAINING, ()),
+    (S.DRAINING, H.BEGIN): (S.DRAINING, ()),
+    (S.DRAINING, H.SAMPLED): (S.DRAINING, ()),
     (S.DRAINING, H.FINAL): (S.DRAINING, ()),
     (S.DRAINING, H.RETRACT): (S.DRAINING, ()),
     (S.DRAINING, H.REGISTER): (S.DRAINING, ()),
@@ -124,9 +153,13 @@ SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.DRAINING, H.PEER_LOST): (S.DRAINING, ()),
     # pull
     (S.NEW, H.ASK): (S.PROMISED, (A.ACCEPT,)),
+    (S.WATCHED, H.ASK): (S.PROMISED, (A.ACCEPT,)),
     (S.ANNOUNCED, H.ASK): (S.PROMISED, (A.ACCEPT,)),
     (S.HELD, H.ASK): (S.PROMISED, (A.ACCEPT, A.OFFER)),
     (S.PROMISED, H.ANNOUNCE): (S.PROMISED, ()),
+    (S.PROMISED, H.WATCH): (S.PROMISED, ()),
+    (S.PROMISED, H.BEGIN): (S.PROMISED, ()),
+    (S.PROMISED, H.SAMPLED): (S.PROMISED, (A.OFFER,)),
     (S.PROMISED, H.FINAL): (S.PROMISED, (A.OFFER,)),
     (S.PROMISED, H.RETRACT): (S.PROMISED, ()),
     (S.PROMISED, H.ASK): (S.PROMISED, (A.ACCEPT,)),
@@ -136,6 +169,9 @@ SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.PROMISED, H.EXPIRE): (S.RETIRED, (A.TELL, A.RETIRE)),
     (S.PROMISED, H.PEER_LOST): (S.RETIRED, (A.RETIRE,)),
     (S.OFFERED, H.ANNOUNCE): (S.OFFERED, ()),
+    (S.OFFERED, H.WATCH): (S.OFFERED, ()),
+    (S.OFFERED, H.BEGIN): (S.OFFERED, ()),
+    (S.OFFERED, H.SAMPLED): (S.OFFERED, ()),
     (S.OFFERED, H.FINAL): (S.OFFERED, ()),
     (S.OFFERED, H.ASK): (S.OFFERED, (A.ACCEPT, A.OFFER)),
     (S.OFFERED, H.RELEASE): (S.RETIRED, (A.CONFIRM, A.RETIRE)),
@@ -144,6 +180,9 @@ SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.OFFERED, H.EXPIRE): (S.RETIRED, (A.TELL, A.RETIRE)),
     (S.OFFERED, H.PEER_LOST): (S.RETIRED, (A.RETIRE,)),
     (S.RECALLED, H.ANNOUNCE): (S.RECALLED, ()),
+    (S.RECALLED, H.WATCH): (S.RECALLED, ()),
+    (S.RECALLED, H.BEGIN): (S.RECALLED, ()),
+    (S.RECALLED, H.SAMPLED): (S.RECALLED, ()),
     (S.RECALLED, H.FINAL): (S.RECALLED, ()),
     (S.RECALLED, H.ASK): (S.RECALLED, (A.TELL,)),
     (S.RECALLED, H.RELEASE): (S.RETIRED, (A.TELL, A.RETIRE)),
@@ -159,6 +198,7 @@ class Recv(StrEnum):
 
     NEW = "new"
     EXPECTING = "expecting"  # the engine has the request; it has no blocks yet
+    WATCHING = "watching"  # likewise, and the engine waits to hear that the sender has begun
     CONNECTING = "connecting"  # blocks are there; the sender is not ready to hear of them
     REGISTERED = "registered"  # Register has left
     ACCEPTED = "accepted"  # and was answered
@@ -177,6 +217,8 @@ class RecvInput(StrEnum):
     """What can happen to a receiver's transfer."""
 
     EXPECT = "expect"
+    WATCH = "watch"
+    BEGUN = "begun"  # the sender has begun, or will never
     RECEIVE = "receive"
     READY = "ready"  # the sender can be told
     ACCEPT = "accept"
@@ -199,6 +241,8 @@ class RecvInput(StrEnum):
 class RecvAction(StrEnum):
     """What a receiver does on a transition."""
 
+    WATCH = "watch"  # Interest has left, or will when the sender can be reached
+    REPORT = "report"  # tell our engine that it is time for blocks
     REGISTER = "register"
     CANCEL = "cancel"
     FREE = "free"  # the blocks were never promised to anyone: give them back
@@ -218,11 +262,18 @@ R, J, B = Recv, RecvInput, RecvAction
 RECEIVER: dict[tuple[Recv, RecvInput], tuple[Recv, tuple[RecvAction, ...]]] = {
     (R.NEW, J.EXPECT): (R.EXPECTING, ()),
     (R.NEW, J.RECEIVE): (R.CONNECTING, ()),
+    (R.EXPECTING, J.WATCH): (R.WATCHING, (B.WATCH,)),
     (R.EXPECTING, J.RECEIVE): (R.CONNECTING, ()),
     (R.EXPECTING, J.READY): (R.EXPECTING, ()),
     (R.EXPECTING, J.ABORT): (R.CANCELLING, (B.CANCEL,)),
     (R.EXPECTING, J.PEER_LOST): (R.EXPECTING, ()),
     (R.EXPECTING, J.FAIL): (R.EXPECTING, ()),
+    (R.WATCHING, J.READY): (R.WATCHING, (B.WATCH,)),
+    (R.WATCHING, J.BEGUN): (R.EXPECTING, (B.REPORT,)),
+    (R.WATCHING, J.FAIL): (R.EXPECTING, (B.REPORT,)),
+    (R.WATCHING, J.PEER_LOST): (R.EXPECTING, (B.REPORT,)),
+    (R.WATCHING, J.RECEIVE): (R.CONNECTING, ()),
+    (R.WATCHING, J.ABORT): (R.CANCELLING, (B.CANCEL,)),
     (R.CONNECTING, J.READY): (R.REGISTERED, (B.REGISTER,)),
     (R.CONNECTING, J.DOOMED): (R.RETIRED, (B.RETIRE,)),
     (R.CONNECTING, J.FAIL): (R.RETIRED, (B.RETIRE,)),

@@ -19,6 +19,7 @@ BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 STAGES: dict[Role, tuple[tuple[str, str, str], ...]] = {
     Role.RECEIVER: (
         ("admission", "expected", "requested"),
+        ("prefill_wait", "expected", "begun"),
         ("registration", "requested", "accepted"),
         ("transfer", "accepted", "noticed"),
         ("offer", "accepted", "offered"),
@@ -64,17 +65,20 @@ class Histogram(msgspec.Struct):
 
 
 class Volume(msgspec.Struct):
-    """What delivered transfers have moved."""
+    """What delivered transfers have moved. `idle_block_s`: for how many seconds how many of a receiver's blocks were
+    set aside and not written in full yet, whatever became of them."""
 
     tokens: int = 0
     nbytes: int = 0
     descriptors: int = 0
+    idle_block_s: float = 0.0
 
     def merge(self, other: "Volume") -> None:
         """Add another's."""
         self.tokens += other.tokens
         self.nbytes += other.nbytes
         self.descriptors += other.descriptors
+        self.idle_block_s += other.idle_block_s
 
 
 class Counters(msgspec.Struct):
@@ -107,6 +111,9 @@ class Counters(msgspec.Struct):
     def _add_record(self, record: TransferRecord) -> None:
         how = (record.role, record.outcome, record.reason)
         self.transfers[how] = self.transfers.get(how, 0) + 1
+        if record.role is Role.RECEIVER and "requested" in record.at:
+            idle_s = record.at["ended"] - record.at["requested"]
+            self.volumes.setdefault(record.role, Volume()).merge(Volume(idle_block_s=record.blocks * idle_s))
         if record.outcome is Outcome.DELIVERED:
             moved = Volume(record.tokens, record.nbytes, record.descriptors)
             self.volumes.setdefault(record.role, Volume()).merge(moved)

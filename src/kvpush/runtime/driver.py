@@ -24,6 +24,7 @@ from kvpush.core.errors import Reason, TransportError
 from kvpush.core.events import Counted, Event, Stopped
 from kvpush.core.ids import Address, LinkId
 from kvpush.runtime.control import Arrival, FrameArrived, LinkLost, LinkRefused
+from kvpush.runtime.local import Outlet
 from kvpush.runtime.mailbox import Mailbox
 from kvpush.runtime.ratelimit import RateLimit
 from kvpush.runtime.records import TransferLog
@@ -113,15 +114,18 @@ class Driver:
         *,
         poll_s: float,
         stop_s: float,
+        outlet: Outlet | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` gives seconds, and never goes back."""
+        """`outlet` tells an engine's scheduler at once what `mailbox` tells its worker. `clock` gives seconds, and
+        never goes back."""
         self.turns = 0
         self._endpoint = endpoint
         self._transport = transport
         self._channel = channel
         self._mailbox = mailbox
         self._stop_s = stop_s
+        self._outlet = outlet
         self._clock = clock
         self._pace = Pace(poll_s)
         self._due = 0
@@ -275,6 +279,8 @@ class Driver:
         own, self._own_events = self._own_events, []
         events: list[Event] = [*self._endpoint.take_events(), *self._channel.take_counted(), *own]
         self._mailbox.publish(events)
+        if events and self._outlet is not None:
+            self._guard(self._outlet.send, events)
         now = self._clock()
         for event in events:
             self._log.record(event, now)

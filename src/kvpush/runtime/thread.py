@@ -9,17 +9,18 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from kvpush.core.commands import Command, Final, Receive, Stop, Withdraw
+from kvpush.core.commands import Command, Final, Receive, Stop, Watch, Withdraw
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import ConfigError, Reason
-from kvpush.core.events import Event, Outcome, ReceiveEnded, SourceFree
+from kvpush.core.events import Event, Outcome, PrefillBegun, ReceiveEnded, SourceFree
 from kvpush.core.ids import Address, EngineId, Epoch
 from kvpush.core.layout import Layout
 from kvpush.core.mode import ModeSetting
 from kvpush.runtime.auth import check_secret
 from kvpush.runtime.control import ControlChannel
 from kvpush.runtime.driver import STOP_GRACE_S, Driver
+from kvpush.runtime.local import Outlet
 from kvpush.runtime.mailbox import Mailbox
 from kvpush.runtime.sockets import ControlConfig
 from kvpush.transport.base import Transport
@@ -69,6 +70,7 @@ class TransferThread:
         self._mailbox = Mailbox()
         self._ready: Future[Address] = Future()
         self._driver: Driver | None = None
+        self.local_path = ""
         self._ended = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"kvpush-{config.engine_id}", daemon=True)
@@ -148,6 +150,9 @@ class TransferThread:
         epoch = Epoch(secrets.randbits(63))
         modes = config.mode.modes
         endpoint = Endpoint(config.protocol, config.engine_id, epoch, self._layout, transport.metadata, modes)
+        outlet = Outlet()
+        closing.callback(outlet.close)
+        self.local_path = outlet.path
         driver = Driver(
             endpoint,
             transport,
@@ -155,6 +160,7 @@ class TransferThread:
             self._mailbox,
             poll_s=config.poll_us / 1e6,
             stop_s=config.protocol.stop_s,
+            outlet=outlet,
         )
         return driver, channel.address
 
@@ -166,6 +172,8 @@ class TransferThread:
 
 def _refusal(command: Command) -> list[Event]:
     match command:
+        case Watch(key=key, request_id=request):
+            return [PrefillBegun(key, request)]
         case Receive(key=key, request_id=request):
             detail = "the transfer thread has ended"
             return [ReceiveEnded(key, request, Outcome.FAILED, Reason.SHUTDOWN, detail)]

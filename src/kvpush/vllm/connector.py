@@ -32,9 +32,12 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvpush.core.errors import ConfigError
 from kvpush.core.ids import Address, Key, Target
 from kvpush.core.params import receive_params
+from kvpush.runtime.local import Inlet
+from kvpush.vllm.first_token import FirstTokens
 from kvpush.vllm.metadata import RankAddress, StepCommands
 from kvpush.vllm.metrics import EngineMetrics, EngineStats
 from kvpush.vllm.ranks import engine_group, ranks_per_engine
+from kvpush.vllm.reserve import Reserve
 from kvpush.vllm.scheduler_side import SchedulerSide
 from kvpush.vllm.settings import Push, read_settings
 from kvpush.vllm.worker_side import WorkerSide
@@ -61,13 +64,15 @@ class KVPushConnector(KVConnectorBase_V1):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._stats = EngineStats()
+        self.first_tokens = FirstTokens(self._stats.first_token)
         push = _choose_push(settings.push, vllm_config)
         self._address = settings.address(engine_group(vllm_config), 0, ranks_per_engine(vllm_config))
         if role is KVConnectorRole.SCHEDULER:
             _check_supported(vllm_config)
             _warn_of_lost_capacity(kv_cache_config)
             sizes = tuple(group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)
-            self._scheduler = SchedulerSide(transfer, sizes, push, self._stats.refuse)
+            reserve = Reserve(settings.reserve_early, min(sizes), vllm_config.model_config.max_model_len)
+            self._scheduler = SchedulerSide(transfer, sizes, push, reserve, self.first_tokens, self._stats.refuse)
         else:
             self._worker = WorkerSide(vllm_config, kv_cache_config, settings, push, self._stats.add)
 
@@ -76,6 +81,8 @@ class KVPushConnector(KVConnectorBase_V1):
         """End every transfer and the transfer thread."""
         if self._worker is not None:
             self._worker.stop()
+        if self._scheduler is not None:
+            self._scheduler.close()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """What this side has counted since the last call."""
@@ -104,9 +111,9 @@ class KVPushConnector(KVConnectorBase_V1):
         self._scheduling.request_added(request)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens come from the sender, asynchronously."""
+        """How many tokens come from the sender, asynchronously; None: ask again later."""
         tokens = self._scheduling.remote_tokens(request, num_computed_tokens)
-        return tokens, tokens > 0
+        return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         """Blocks have been allocated for a request."""
@@ -143,10 +150,12 @@ class KVPushConnector(KVConnectorBase_V1):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """The workers' addresses: that of the first one is the engine's."""
+        """The workers' addresses: that of the first one is the engine's. All of them are listened to directly."""
         first = metadata.get((0, 0))
         if isinstance(first, RankAddress):
             self._address = first.address
+        ranks = [rank for rank in metadata.values() if isinstance(rank, RankAddress)]
+        self._scheduling.listen(Inlet(rank.local_path for rank in ranks))
 
     # worker ---------------------------------------------------------------------------------------------
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -158,7 +167,7 @@ class KVPushConnector(KVConnectorBase_V1):
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Where this rank listens."""
         address: Address | None = self._working.address
-        return None if address is None else RankAddress(address)
+        return None if address is None else RankAddress(address, self._working.local_path)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """A step begins; its commands are passed on before its forward pass is launched."""
@@ -172,7 +181,7 @@ class KVPushConnector(KVConnectorBase_V1):
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """What the scheduler must know beyond the results."""
-        return self._working.quarantine_report()
+        return self._working.report()
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         """Nothing: loads have been running since `bind_connector_metadata`."""

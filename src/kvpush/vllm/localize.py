@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from kvpush.core.commands import Command, Expect, Final, Receive
+from kvpush.core.commands import Command, Disown, Expect, Final, Receive
 from kvpush.core.ids import Address, Target
 from kvpush.core.layout import Span
 from kvpush.vllm.layouts import CacheLayout
@@ -15,7 +15,7 @@ _C = TypeVar("_C", bound=Command)
 
 def localize(command: _C, rank: Rank, cache: CacheLayout) -> _C:
     """The command with its target's address and its block ids as this rank counts them."""
-    if isinstance(command, Expect):
+    if isinstance(command, Expect | Disown):
         return replace(command, target=_paired(command.target, rank))
     if isinstance(command, Receive):
         blocks = cache.expand(command.blocks, command.span)

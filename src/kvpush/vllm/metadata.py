@@ -1,4 +1,4 @@
-"""What vLLM carries between the two halves of the connector: the seam that a direct channel will replace.
+"""What vLLM carries between the two halves of the connector.
 
 Commands ride from the scheduler's process to each rank on the metadata of a step, in the order in which they
 were given; each rank's address comes back once, at the start.
@@ -27,19 +27,29 @@ class StepCommands(KVConnectorMetadata):
 
 @dataclass(frozen=True)
 class RankAddress(KVConnectorHandshakeMetadata):
-    """Where a rank's transfer thread listens."""
+    """Where a rank's transfer thread listens, and the file by which it is heard on its own host."""
 
     address: Address
+    local_path: str = ""
 
 
 @dataclass(frozen=True)
-class QuarantineReport(KVConnectorWorkerMetadata):
-    """Request ids whose blocks a rank cannot call safe yet, and those whose blocks it now can, once per rank."""
+class RankReport(KVConnectorWorkerMetadata):
+    """What a rank says of requests, by id, beyond what vLLM asks: those whose blocks it cannot call safe yet, and
+    those whose blocks it now can, once per rank; those for which it is time for blocks; the first tokens that have come
+    with prompts."""
 
     kept: tuple[str, ...] = ()
     released: tuple[str, ...] = ()
+    begun: tuple[str, ...] = ()
+    tokens: tuple[tuple[str, int], ...] = ()
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> "QuarantineReport":
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "RankReport":
         """The reports of two ranks as one."""
-        assert isinstance(other, QuarantineReport)
-        return QuarantineReport(self.kept + other.kept, self.released + other.released)
+        assert isinstance(other, RankReport)
+        return RankReport(
+            self.kept + other.kept,
+            self.released + other.released,
+            self.begun + other.begun,
+            self.tokens + other.tokens,
+        )

@@ -61,6 +61,10 @@ class EngineStats(KVConnectorStats):
         """Count a request whose parameters could not be used."""
         self.counters.add(Counted("request_refused", reason))
 
+    def first_token(self, reason: Reason) -> None:
+        """Count a request that began with its sender's first token (OK), or why it did not."""
+        self.counters.add(Counted("first_token", reason))
+
     def take(self) -> "EngineStats | None":
         """What has been counted since the last call, None for nothing."""
         if self.is_empty():
@@ -131,6 +135,7 @@ class EngineMetrics(KVConnectorPromMetrics):
         self._descriptors = count("descriptors", "Descriptors of delivered transfers.", "role")
         self._modes = count("delivered", "Delivered transfers, by who moved the bytes.", "role", "mode")
         self._pairs = _Pairs(metric_types[Gauge], labelnames)
+        self._idle = count("idle_block_seconds", "Blocks set aside for prompts, times the time until they had come.")
         self._seconds = histogram(
             name=f"{_PREFIX}stage_seconds",
             documentation="How long the stages of delivered transfers took.",
@@ -152,6 +157,7 @@ class EngineMetrics(KVConnectorPromMetrics):
             self._tokens.labels(*labels, role).inc(volume.tokens)
             self._bytes.labels(*labels, role).inc(volume.nbytes)
             self._descriptors.labels(*labels, role).inc(volume.descriptors)
+            self._idle.labels(*labels).inc(volume.idle_block_s)
         for moved_by, number in stats.counters.modes.items():
             self._modes.labels(*labels, *moved_by).inc(number)
         for chosen in stats.counters.pairs.values():

@@ -18,15 +18,19 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.request import Request
 
-from kvpush.core.commands import Abort, Command, Expect, Receive
+from kvpush.core.commands import Abort, Command, Disown, Expect, Receive, Watch
 from kvpush.core.errors import ConfigError, Reason
+from kvpush.core.events import PrefillBegun
 from kvpush.core.ids import Key, RequestId, Target
 from kvpush.core.layout import Blocks, Span
 from kvpush.core.mode import Mode
 from kvpush.core.params import ReceiveParams, SendParams, parse
+from kvpush.runtime.local import Inlet
+from kvpush.vllm.first_token import FirstTokens
 from kvpush.vllm.kept import KeptBlocks
 from kvpush.vllm.keys import sub_key
-from kvpush.vllm.metadata import QuarantineReport
+from kvpush.vllm.metadata import RankReport
+from kvpush.vllm.reserve import Reserve
 from kvpush.vllm.sending_side import Handover, SendingSide
 from kvpush.vllm.settings import Push
 from kvpush.vllm.step_push import StepFinals
@@ -40,6 +44,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_NOTHING = RankReport()
+
 
 class _Stage(Enum):
     """How far a request has come."""
@@ -52,15 +58,31 @@ class _Stage(Enum):
 class _Receiving:
     """A request whose prompt another engine computes."""
 
-    __slots__ = ("blocks", "computed", "key", "mode", "released", "stage", "target")
+    __slots__ = (
+        "begun",
+        "blocks",
+        "computed",
+        "key",
+        "mode",
+        "ranks_heard",
+        "released",
+        "stage",
+        "target",
+        "token",
+        "wants_token",
+    )
 
     def __init__(self, key: Key, target: Target, mode: Mode | None) -> None:
         self.key = key
         self.target = target
         self.mode = mode
         self.stage = _Stage.KNOWN
+        self.begun = False  # it is time for blocks, wherever they come from
         self.computed = 0  # tokens that the engine had of its own when it was last asked
         self.blocks: Blocks = ()  # that are being received into
+        self.token: int | None = None
+        self.ranks_heard = 0  # that have said directly that they have received it
+        self.wants_token = False  # the first token of its answer is to come with the prompt
         self.released = False  # vLLM has finished the request and waits for its blocks only
 
 
@@ -72,6 +94,8 @@ class SchedulerSide:
         transfer: "KVTransferConfig",
         block_sizes: tuple[int, ...],
         push: Push,
+        reserve: Reserve,
+        first_tokens: FirstTokens,
         refused: Callable[[Reason], None],
     ) -> None:
         """`block_sizes`: tokens per block of each cache group. `refused` counts requests with bad parameters."""
@@ -79,7 +103,12 @@ class SchedulerSide:
         self._may_receive = bool(transfer.is_kv_consumer)
         self._role = str(transfer.kv_role)
         self._block_sizes = block_sizes
+        self._reserve = reserve
+        self._first_tokens = first_tokens
         self._receiving: dict[str, _Receiving] = {}
+        self._newcomers: list[str] = []
+        self._inlet = Inlet()
+        self._early: set[str] = set()
         self._commands: list[Command] = []
         self._sending = SendingSide(push, block_sizes, lambda command: self._commands.append(command))
         self._refused = refused
@@ -89,6 +118,16 @@ class SchedulerSide:
         """vLLM's block pool exists."""
         self.quarantine.bind(pool)
         self._sending.pins.bind(pool)
+        self._reserve.bind(pool)
+
+    def listen(self, inlet: Inlet) -> None:
+        """Hear the workers' transfer threads directly, from now on."""
+        self.close()
+        self._inlet = inlet
+
+    def close(self) -> None:
+        """Listen no more. Idempotent."""
+        self._inlet.close()
 
     # requests -------------------------------------------------------------------------------------------
     def request_added(self, request: Request) -> None:
@@ -107,9 +146,13 @@ class SchedulerSide:
         self._check_role(params)
         if isinstance(params, SendParams):
             self._sending.announce(request, key, params.key)
+        elif request.abort_immediately:
+            # vLLM's stand-in for a request that its API has turned away, or that has failed: it has the same key
+            self._commands.append(Disown(key, name, params.target))
         else:
             self._receiving[request_id] = _Receiving(key, params.target, params.mode)
             self._commands.append(Expect(key, name, params.target))
+            self._newcomers.append(request_id)
 
     def _check_role(self, params: SendParams | ReceiveParams) -> None:
         if isinstance(params, SendParams) and not self._may_send:
@@ -121,16 +164,18 @@ class SchedulerSide:
                 "do_remote_prefill", f"this engine is {self._role}", "Send it to a kv_consumer or kv_both."
             )
 
-    def remote_tokens(self, request: Request, computed: int) -> int:
-        """How many tokens after the first `computed` are to come from the sender. Changes nothing that counts:
-        vLLM may ask again and again before it has blocks."""
+    def remote_tokens(self, request: Request, computed: int) -> int | None:
+        """How many tokens after the first `computed` are to come from the sender; None while it is too early for
+        blocks. Changes nothing that counts: vLLM may ask again and again before it has blocks."""
         record = self._receiving.get(request.request_id)
         if record is None or record.stage is not _Stage.KNOWN or _computes_itself(request):
             return 0
         record.computed = computed
         missing = int(request.num_prompt_tokens) - computed
-        # vLLM computes the last token in any case, to sample from it
-        return missing if missing > 1 else 0
+        self._hear()
+        if missing <= 1:  # vLLM computes the last token in any case, to sample from it
+            return 0
+        return missing if record.begun or self._reserve.allows(missing) else None
 
     def blocks_allocated(self, request: Request, blocks: "KVCacheBlocks", remote_tokens: int) -> None:
         """vLLM has allocated blocks, `remote_tokens` of them for us to fill."""
@@ -140,6 +185,7 @@ class SchedulerSide:
         if not remote_tokens:
             record.stage = _Stage.OVER
             self._commands.append(Abort(record.key, Reason.NOT_NEEDED))
+            self._first_tokens.unused(Reason.NOT_NEEDED)
             return
         span = Span(record.computed, record.computed + remote_tokens)
         ids = tuple(
@@ -147,12 +193,23 @@ class SchedulerSide:
             for group, size in zip(blocks.get_block_ids(), self._block_sizes, strict=True)
         )
         record.stage, record.blocks = _Stage.MOVING, ids
+        record.wants_token = self._first_tokens.wanted(request)
         name = RequestId(request.request_id)
-        self._commands.append(Receive(record.key, name, record.target, span, ids, record.mode))
+        wishes = (record.wants_token, record.mode)
+        self._commands.append(Receive(record.key, name, record.target, span, ids, *wishes))
 
     def step(self, output: "SchedulerOutput") -> StepFinals:
         """A step has been scheduled: what it makes final of prompts that are to be sent."""
+        self._watch_newcomers()
         return self._sending.step(output)
+
+    def _watch_newcomers(self) -> None:
+        """Ask for a word about requests that have come and have got no blocks: they may have to wait for it."""
+        newcomers, self._newcomers = self._newcomers, []
+        for name in newcomers if self._reserve.keeps_back else ():
+            record = self._receiving.get(name)
+            if record is not None and record.stage is _Stage.KNOWN:
+                self._commands.append(Watch(record.key, RequestId(name)))
 
     def request_finished(self, request: Request, blocks: tuple[list[int], ...]) -> Handover | None:
         """vLLM is done with a request. None lets vLLM free its blocks (unless they are still being received)."""
@@ -186,19 +243,57 @@ class SchedulerSide:
         """Leave in the worker's report only the requests that vLLM still waits for; what must not be reused yet
         is kept before vLLM acts on the rest."""
         report = output.kv_connector_worker_meta
-        if isinstance(report, QuarantineReport):
-            self._update_quarantine(report)
-        received = output.finished_recving or ()
+        report = report if isinstance(report, RankReport) else _NOTHING
+        self._update_quarantine(report)
+        self._note_begun(report)
+        self._hear()
+        received, self._early = self._early | (output.finished_recving or set()), set()
         output.finished_recving = {name for name in received if self._received(name)}
+        self._note_tokens(report, output.finished_recving)
         output.finished_sending = {name for name in output.finished_sending or () if self._sending.sent(name)}
 
-    def _update_quarantine(self, report: QuarantineReport) -> None:
+    def _update_quarantine(self, report: RankReport) -> None:
         for name in report.kept:
             record = self._receiving.get(name)
             if record is not None:
                 self.quarantine.keep(name, chain.from_iterable(record.blocks))
         for name in report.released:
             self.quarantine.release(name)
+
+    def _hear(self) -> None:
+        """What the transfer threads have said since they were last heard: the same comes with a step, later. With what
+        has come in the meantime, a request goes on one or two steps earlier."""
+        for event in self._inlet.take():
+            record = self._receiving.get(event.request_id)
+            if record is None:
+                continue
+            if isinstance(event, PrefillBegun):
+                record.begun = True
+                continue
+            record.token = event.token
+            record.ranks_heard += 1
+            if record.ranks_heard == self._inlet.ranks:
+                self._early.add(event.request_id)
+
+    def _note_begun(self, report: RankReport) -> None:
+        for name in report.begun:
+            record = self._receiving.get(name)
+            if record is not None:
+                record.begun = True
+
+    def _note_tokens(self, report: RankReport, received: set[str]) -> None:
+        """With several ranks a request's token comes with the last of them at the latest, from each the same."""
+        for name, token in report.tokens:
+            if (record := self._receiving.get(name)) is not None:
+                record.token = token
+        for name in received:
+            record = self._receiving.get(name)
+            if record is None or not record.wants_token:
+                continue
+            if record.token is None:
+                self._first_tokens.unused(Reason.NO_TOKEN)
+            else:
+                self._first_tokens.arrived(name, record.token)
 
     def _received(self, request_id: str) -> bool:
         record = self._receiving.get(request_id)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.request import Request, RequestStatus
 
-from kvpush.core.commands import Announce, Command, Final, Retract, Withdraw
+from kvpush.core.commands import Announce, Begin, Command, Final, Retract, Sampled, Withdraw
 from kvpush.core.errors import Reason
 from kvpush.core.ids import Key, RequestId
 from kvpush.core.layout import Blocks
@@ -45,7 +45,8 @@ class _Stage(Enum):
 
 @dataclass
 class _Sending:
-    """A prompt that is computed for another engine. `blocks` are those that vLLM's steps have named; `handed` is how
+    """A prompt that is computed for another engine. `begun`: the engine that waits for it has been told, or will be
+    when it is complete. `blocks` are those that vLLM's steps have named; `handed` is how
     many tokens have been handed over, `pinned` the blocks of a complete prompt. `stepwise` only if its length is
     known from the start."""
 
@@ -53,6 +54,7 @@ class _Sending:
     api_key: Key
     prompt_tokens: int
     stepwise: bool
+    begun: bool
     stage: _Stage = _Stage.KNOWN
     blocks: list[list[int]] = field(default_factory=list)
     handed: int = 0
@@ -79,26 +81,40 @@ class SendingSide:
         self.pins = KeptBlocks()
 
     def announce(self, request: Request, key: Key, api_key: Key) -> None:
-        """A request has arrived whose prompt is to be sent."""
+        """A request has arrived whose prompt is to be sent. vLLM makes a stand-in of one that its API has turned away,
+        or that has failed: of the latter all has been said."""
+        if request.abort_immediately and any(record.key == key for record in self._prompts.values()):
+            return
         stepwise = self._push is not Push.WHOLE and not request.resumable
-        self._prompts[request.request_id] = _Sending(key, api_key, int(request.num_prompt_tokens), stepwise)
+        self._prompts[request.request_id] = _Sending(
+            key, api_key, int(request.num_prompt_tokens), stepwise, request.resumable
+        )
         self._say(Announce(key, RequestId(request.request_id)))
 
     # steps ----------------------------------------------------------------------------------------------
     def step(self, output: "SchedulerOutput") -> StepFinals:
         """A step has been scheduled: what it makes final."""
-        if not self._prompts or self._push is Push.WHOLE:
+        if not self._prompts:
             return StepFinals()
         for name in output.preempted_req_ids or ():
             self._preempted(name)
         self._note_blocks(output)
         finals, tokens = [], 0
         for name, record, computed in self._scheduled(output):
+            self._note_begun(name, record, computed)
+            if not record.stepwise:
+                continue
             complete = min(computed, record.prompt_tokens)
             tokens += complete - record.handed
             record.handed = complete
             finals.append(self._final(name, record))
         return StepFinals(tuple(finals), tokens)
+
+    def _note_begun(self, name: str, record: _Sending, computed: int) -> None:
+        """A prompt whose last chunk is scheduled has all of its blocks."""
+        if computed >= record.prompt_tokens and not record.begun:
+            record.begun = True
+            self._say(Begin(record.key, RequestId(name)))
 
     def _preempted(self, name: str) -> None:
         """A prompt that is complete stays where it is, and is not sent again when vLLM computes it again."""
@@ -133,7 +149,7 @@ class SendingSide:
         )
         for name, start in starts:
             record = self._prompts.get(name)
-            if record is not None and record.stepwise and record.stage is _Stage.KNOWN:
+            if record is not None and record.stage is _Stage.KNOWN:
                 yield name, record, start + output.num_scheduled_tokens[name]
 
     def _final(self, name: str, record: _Sending) -> Final:
@@ -161,6 +177,7 @@ class SendingSide:
                 self._hand_over(request, record, blocks)
                 return Handover(record.api_key, True)
             case _Stage.COMPLETE:
+                self._say_token(request, record)
                 keep = self._leave(request, record, blocks)
                 return Handover(record.api_key, keep)
             case _:
@@ -180,7 +197,14 @@ class SendingSide:
         tokens = int(request.num_prompt_tokens)
         record.stage = _Stage.KEPT
         ids = self._first_blocks(blocks, tokens)
+        self._say_token(request, record)
         self._say(Final(record.key, RequestId(request.request_id), tokens, ids))
+
+    def _say_token(self, request: Request, record: _Sending) -> None:
+        """The engine that gets the prompt may want to begin with the token that was sampled here."""
+        sampled = request.status in _GOOD_ENDS and request.num_output_tokens
+        token = int(request.output_token_ids[0]) if sampled else None
+        self._say(Sampled(record.key, RequestId(request.request_id), token))
 
     def _leave(self, request: Request, record: _Sending, blocks: tuple[list[int], ...]) -> bool:
         """Whether vLLM is to keep the blocks: not if it has computed the prompt again, in others."""

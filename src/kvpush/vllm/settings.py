@@ -44,6 +44,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     parallel rank `d` listens on `port + d * ranks + r`; 0 picks free ones, which only the engine's own
     answers can tell. `switch_us`: see `ThreadConfig`.
     `mode`: who moves the bytes; `push`: when prompts are handed over (with pull, one is offered when it is complete).
+    `reserve_early`: the part of a decode engine's KV pool that must stay free when blocks are set aside for a prompt
+    whose prefill has not begun; 0 sets them aside in any case, 1 never.
     `model` replaces the fingerprint by which engines decide whether they serve the same.
     """
 
@@ -55,6 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     switch_us: int = 500
     mode: ModeSetting = ModeSetting.PUSH
     push: Push = Push.WHOLE
+    reserve_early: float = 0.5
     model: str = ""
     protocol: ProtocolConfig = ProtocolConfig()
 
@@ -64,6 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _require(0 <= self.port < 65536, "port", self.port, "Use 1 to 65535, or 0 to pick a free one.")
         _require(bool(self.backends), "backends", self.backends, "Name at least one NIXL backend, such as UCX.")
         _require(self.poll_us > 0, "poll_us", self.poll_us, "Set a positive number of microseconds.")
+        _require(0 <= self.reserve_early <= 1, "reserve_early", self.reserve_early, "Use a share from 0 to 1.")
         _require(0 <= self.switch_us <= 1_000_000, "switch_us", self.switch_us, "Use 0 (as it is) to 1000000.")
 
     def address(self, group: int, rank: int, ranks: int) -> Address:

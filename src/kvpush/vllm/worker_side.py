@@ -15,8 +15,8 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from kvpush.core.commands import Command, Final, Receive, Withdraw
-from kvpush.core.events import BlocksSafe, Event, Outcome, ReceiveEnded, SourceFree
+from kvpush.core.commands import Command, Final, Receive, Watch, Withdraw
+from kvpush.core.events import BlocksSafe, Event, Outcome, PrefillBegun, ReceiveEnded, SourceFree
 from kvpush.core.ids import Address
 from kvpush.runtime.gate import Gate
 from kvpush.runtime.thread import ThreadConfig, TransferThread
@@ -25,7 +25,7 @@ from kvpush.transport.nixl import NixlTransport
 from kvpush.vllm.device import recorder_for
 from kvpush.vllm.layouts import CacheLayout, read_layout
 from kvpush.vllm.localize import localize
-from kvpush.vllm.metadata import QuarantineReport, StepCommands
+from kvpush.vllm.metadata import RankReport, StepCommands
 from kvpush.vllm.ranks import Rank, engine_group, engine_id
 from kvpush.vllm.settings import Push, Settings
 from kvpush.vllm.step_push import StepFinals, StepPush
@@ -34,6 +34,8 @@ _C = TypeVar("_C", bound=Command)
 
 logger = logging.getLogger(__name__)
 
+_NOTHING = RankReport()
+
 
 @dataclass
 class _Owed:
@@ -41,10 +43,14 @@ class _Owed:
 
     received: set[str] = field(default_factory=set)
     sent: set[str] = field(default_factory=set)
+    begun: set[str] = field(default_factory=set)
 
     def note(self, commands: Iterable[Command]) -> None:
         for command in commands:
-            if isinstance(command, Receive):
+            if isinstance(command, Watch):
+                self.begun.add(command.request_id)
+            elif isinstance(command, Receive):
+                self.begun.discard(command.request_id)
                 self.received.add(command.request_id)
             elif (isinstance(command, Final) and command.last) or isinstance(command, Withdraw):
                 self.sent.add(command.request_id)
@@ -76,7 +82,10 @@ class WorkerSide:
         self._quarantined: set[str] = set()
         self._kept: list[str] = []
         self._released: list[str] = []
+        self._begun: list[str] = []
+        self._tokens: list[tuple[str, int]] = []
         self.address: Address | None = None
+        self.local_path = ""
 
     def start(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Read the caches' layout and start the transfer thread.
@@ -97,6 +106,7 @@ class WorkerSide:
         )
         thread = TransferThread(thread_config, cache.layout, self._make_transport)
         self.address = thread.start()
+        self.local_path = thread.local_path
         self._rank, self._cache, self._thread = rank, cache, thread
         self._gate = Gate(thread.submit, f"kvpush-gate-{thread_config.engine_id}")
         device = next(iter(kv_caches.values())).device
@@ -153,6 +163,11 @@ class WorkerSide:
             if event.quarantined:
                 self._quarantined.add(event.request_id)
                 self._kept.append(event.request_id)
+            if event.token is not None:
+                self._tokens.append((event.request_id, event.token))
+        elif isinstance(event, PrefillBegun):
+            self._owed.begun.discard(event.request_id)
+            self._begun.append(event.request_id)
         elif isinstance(event, BlocksSafe) and event.request_id in self._quarantined:
             self._quarantined.remove(event.request_id)
             self._released.append(event.request_id)
@@ -160,18 +175,18 @@ class WorkerSide:
             self._owed.sent.remove(event.request_id)
             results.finished_sending.add(event.request_id)
 
-    def quarantine_report(self) -> QuarantineReport | None:
-        """What to tell the scheduler of quarantined blocks, with the `results` of the same step."""
-        if not (self._kept or self._released):
-            return None
-        report = QuarantineReport(tuple(self._kept), tuple(self._released))
-        self._kept, self._released = [], []
-        return report
+    def report(self) -> RankReport | None:
+        """What to tell the scheduler with the `results` of the same step, beyond those."""
+        report = RankReport(tuple(self._kept), tuple(self._released), tuple(self._begun), tuple(self._tokens))
+        self._kept, self._released, self._begun, self._tokens = [], [], [], []
+        return report if report != _NOTHING else None
 
     def _give_up(self, results: KVConnectorTransferResults) -> None:
         """The thread has died, and its transport with it: nothing is written or read any more."""
         self._released += self._quarantined
         self._quarantined = set()
+        self._begun += self._owed.begun
+        self._owed.begun = set()
         if not (self._owed.received or self._owed.sent):
             return
         logger.error("kvpush: the transfer thread is dead; %d receives fail", len(self._owed.received))
