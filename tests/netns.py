@@ -23,6 +23,16 @@ class Cable:
         """What goes before a command to run it in one of the namespaces."""
         return ("ip", "netns", "exec", self.names[side])
 
+    def address(self, side: int) -> str:
+        """Of one of the ends."""
+        return f"10.77.0.{side + 1}"
+
+    def spoil(self, *netem: str) -> None:
+        """Let the cable delay or lose what both ends send, in the words of `tc netem`."""
+        for name, device in zip(self.names, self.devices, strict=True):
+            command = ("tc", "-n", name, "qdisc", "replace", "dev", device, "root", "netem", *netem)
+            subprocess.run(command, check=True, capture_output=True)
+
     def cut(self) -> None:
         """From now on nothing arrives, and nobody is told."""
         _ip("-n", self.names[1], "link", "set", self.devices[1], "down")

@@ -39,6 +39,12 @@ class Bounds:
     mode: Mode = Mode.PUSH
 
     @property
+    def is_symmetric(self) -> bool:
+        """Whether the same may happen to each prompt. Then the order in which they are asked for can be fixed: every
+        other history is one of these with the names exchanged."""
+        return self.plain in (0, self.transfers)
+
+    @property
     def keys(self) -> tuple[Key, ...]:
         """One key per transfer."""
         return tuple(Key(TransferId(f"{i:032x}")) for i in range(self.transfers))

@@ -82,9 +82,9 @@ class DataPlane:
 
     def add_peer(self, source: "Process", name: PeerName, metadata: bytes) -> None:
         """Load a peer, now or never."""
-        peer = self._world.processes[int(metadata)]
-        error = self.peer_error(source, peer)
-        if not error:
+        peer = next((process for process in self._world.processes if str(process.number).encode() == metadata), None)
+        error = self.peer_error(source, peer) if peer is not None else "its transport metadata cannot be read"
+        if peer is not None and not error:
             source.peers[name] = peer
         source.input(lambda now: source.endpoint.peer_added(name, error, now))
 

@@ -30,41 +30,65 @@ _FOREVER = 16.0
 
 _SHARED = (int, float, str, bytes, bool, NoneType, tuple, frozenset, FunctionType, type, Enum, msgspec.Struct)
 Memo = dict[int, Any]
-_copiers: dict[type, Callable[[Any, Memo], Any]] = {}
+Copier = Callable[[Any, Memo], Any] | None
+_copiers: dict[type, Copier] = {}
+"""How to copy a value of each type; None for those that are shared, which are most, and cost no call."""
 
 
 # copies ---------------------------------------------------------------------------------------------------
 def copy(endpoint: Endpoint) -> Endpoint:
     """An endpoint that goes its own way from here on."""
-    copied: Endpoint = _copy(endpoint, {})
+    copied: Endpoint = _copy_object(endpoint, {})
     return copied
 
 
-def _copy(value: Any, memo: Memo) -> Any:
-    copier = _copiers.get(type(value))
-    if copier is None:
-        copier = _copiers[type(value)] = _copier(type(value))
-    return copier(value, memo)
+def _copier_of(value: Any) -> Copier:
+    kind = type(value)
+    if kind not in _copiers:
+        _copiers[kind] = _choose_copier(kind)
+    return _copiers[kind]
 
 
-def _copier(kind: type) -> Callable[[Any, Memo], Any]:
+def _choose_copier(kind: type) -> Copier:
     frozen = getattr(kind, "__dataclass_params__", None)
     if issubclass(kind, _SHARED) or (frozen is not None and frozen.frozen):
-        return lambda value, memo: value
+        return None
+    if issubclass(kind, set):
+        return lambda value, memo: value.copy()
     if issubclass(kind, dict):
-        return lambda value, memo: kind((k, _copy(v, memo)) for k, v in value.items())
-    if issubclass(kind, list | set):
-        return lambda value, memo: kind([_copy(each, memo) for each in value])
-    if kind is MethodType:
-        return lambda value, memo: MethodType(value.__func__, _copy(value.__self__, memo))
-    return _copy_object
+        return _copy_dict
+    if issubclass(kind, list):
+        return _copy_list
+    return _copy_method if kind is MethodType else _copy_object
+
+
+def _copy_dict(value: Any, memo: Memo) -> Any:
+    copied = value.copy()
+    _copy_values(copied, memo)
+    return copied
+
+
+def _copy_list(value: Any, memo: Memo) -> Any:
+    return [copier(each, memo) if (copier := _copier_of(each)) else each for each in value]
+
+
+def _copy_values(copied: dict[Any, Any], memo: Memo) -> None:
+    for name, each in copied.items():
+        copier = _copier_of(each)
+        if copier is not None:
+            copied[name] = copier(each, memo)
+
+
+def _copy_method(value: Any, memo: Memo) -> Any:
+    return MethodType(value.__func__, _copy_object(value.__self__, memo))
 
 
 def _copy_object(value: Any, memo: Memo) -> Any:
     known = memo.get(id(value))
     if known is None:
         known = memo[id(value)] = object.__new__(type(value))
-        known.__dict__ = {name: _copy(each, memo) for name, each in value.__dict__.items()}
+        known.__dict__.update(value.__dict__)
+        _copy_values(known.__dict__, memo)
     return known
 
 
@@ -97,11 +121,10 @@ def _record(record: object, now: float, *skipped: str) -> Print:
 
 
 def _field(value: Any, now: float) -> Any:
-    if isinstance(value, float):
+    kind = type(value)
+    if kind is float:
         return ago(value, now)
-    if isinstance(value, set):
-        return tuple(sorted(value))
-    return value
+    return tuple(sorted(value)) if kind is set else value
 
 
 def _sending(t: Sending, ops: dict[OpId, int], callers: Iterable[Caller], now: float) -> Print:

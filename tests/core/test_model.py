@@ -1,7 +1,8 @@
 """The protocol's model check: every interleaving of small configurations over the real endpoints.
 
 In each state the rules R1 to R4 and R6 hold, and from each state everything ends once faults stop. The faults are
-those of `model.FAULTS`, at every point; how many there may be is what bounds a search.
+those of `bounds.FAULTS`, at every point; how many there may be is what bounds a search. A search that says "all of" has
+visited each state of its configuration, and followed each step from it.
 """
 
 import pytest
@@ -14,6 +15,9 @@ from kvpush.core.events import Outcome
 from kvpush.core.mode import Mode
 from kvpush.core.receiving import Receiving
 from kvpush.core.tables import RECEIVER, SENDER, Recv, RecvAction, RecvInput, Send, SendAction, SendInput
+
+QUICK_FAULTS = ("lose", "double", "fail", "unnoticed", "crash p", "crash d")
+"""The kinds that two transfers can be followed with to the end in half a minute each; the others have more states."""
 
 
 def report(name: str, search: Search, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,6 +42,23 @@ def test_one_transfer_in_two_parts_without_faults(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", QUICK_FAULTS)
+def test_two_transfers_with_one_fault_anywhere(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both may be asked for, computed and written in any order; neither is aborted or withdrawn."""
+    search = explore(Bounds(transfers=2, plain=2, kinds=(fault,)), most_states=100_000)
+    report(f"two transfers, one fault ({fault})", search, capsys)
+    assert search.is_complete
+
+
+@pytest.mark.timeout(600)
+def test_two_transfers_of_which_one_may_be_given_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """Aborted, withdrawn or both, at any time, while the other one goes on; no faults."""
+    search = explore(Bounds(transfers=2, plain=1, faults=0), most_states=100_000)
+    report("two transfers, one of them given up or not, no faults", search, capsys)
+    assert search.is_complete
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", Mode)
 def test_two_transfers_in_two_parts_with_three_faults_at_random(mode: Mode, capsys: pytest.CaptureFixture[str]) -> None:
     """Every kind of fault, deeper than every interleaving can be followed."""
@@ -49,8 +70,16 @@ def test_two_transfers_in_two_parts_with_three_faults_at_random(mode: Mode, caps
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "bounds",
-    [Bounds(faults=2), Bounds(blocks=2), Bounds(transfers=2, plain=1), Bounds(transfers=2, faults=0)],
-    ids=["two faults", "two parts", "two transfers", "two transfers, no fault"],
+    [
+        Bounds(faults=2),
+        Bounds(blocks=2),
+        Bounds(transfers=2, plain=1),
+        Bounds(transfers=2, faults=0),
+        Bounds(transfers=2, plain=2, kinds=("late",)),
+        Bounds(transfers=2, plain=2, kinds=("break",)),
+        Bounds(transfers=2, plain=2, kinds=("hang p",)),
+    ],
+    ids=["two faults", "two parts", "given up", "given up, no fault", "late", "break", "hang p"],
 )
 def test_larger_configurations(bounds: Bounds, capsys: pytest.CaptureFixture[str]) -> None:
     search = explore(bounds, most_states=400_000)

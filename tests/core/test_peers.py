@@ -8,6 +8,7 @@ from core.memory import make_layout
 from core.process import Process
 from core.world import World
 
+from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import Reason
 from kvpush.core.events import Outcome
 from kvpush.core.ids import Address, EngineId, Epoch, Target
@@ -220,6 +221,32 @@ def test_peer_with_an_active_transfer_is_never_let_go_for_its_age(world: World, 
     p.final(key, 8)
     world.settle()
     assert d.received[key].outcome is Outcome.DELIVERED
+
+
+def test_dead_sender_is_lost_once_however_often_it_is_looked_for(world: World, pair: tuple[Process, Process]) -> None:
+    """I5: while its blocks are in quarantine it is tried again and again."""
+    p, d = pair
+    key = world.key()
+    d.receive(key, p, 8)
+    p.announce(key)
+    world.run(0.1)
+    p.kill()
+    world.settle()
+    assert d.received[key].reason is Reason.PEER_LOST
+    assert d.counts("peer_lost") == d.counts("recv_abandoned") == 1
+    assert len([change for change in d.changes if not change.ready]) > 1, "it was looked for"
+
+
+def test_registration_that_dies_with_its_sender_is_not_blamed_on_silence() -> None:
+    """The time for its answer is over before the time for the sender's return."""
+    world = World(ProtocolConfig(connect_timeout_s=1.0))
+    p, d = world.pair()
+    transfer(world, p, d)
+    key = world.key()
+    d.receive(key, p, 8)
+    p.kill()
+    world.settle()
+    assert d.received[key].reason is Reason.PEER_LOST
 
 
 # restart --------------------------------------------------------------------------------------------------

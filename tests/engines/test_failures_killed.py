@@ -168,7 +168,7 @@ def _registered(pair: MortalPair, legs: Sequence[tuple[Ask, Ask]]) -> bool:
 
 def _abnormal(pair: MortalPair) -> tuple[int, int, int]:
     """What the decode engine has counted: failed receives, abandoned ones, and peers that it had and has lost."""
-    lost = counted(pair.decode, "peer_lost", but="peer_handshake")  # those are attempts to find it again
+    lost = counted(pair.decode, "peer_lost")
     return failed(pair.decode), counted(pair.decode, "recv_abandoned"), lost
 
 

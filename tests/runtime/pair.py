@@ -1,9 +1,10 @@
 """A side in a process of its own: NIXL and a transfer thread, no vLLM. It can be killed, stopped and started again."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,8 +19,11 @@ from kvpush.core.ids import Address, Key
 from kvpush.core.layout import Span
 from kvpush.transport.nixl import NixlTransport
 
-_SPAWN = multiprocessing.get_context("spawn")
-_REPLY_S = 240.0
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload([__name__, "nixl._api"])
+_REPLY_S = 120.0
+_CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
+_MS_REC, _MS_SLAVE, _MNT_DETACH = 0x4000, 0x80000, 2
 
 
 class RemoteSide:
@@ -35,11 +39,15 @@ class RemoteSide:
         secret: str = "",
         protocol: ProtocolConfig = BRISK,
         ucx_tls: str = "",
+        environment: Mapping[str, str] | None = None,
+        netns: str = "",
     ) -> None:
-        """`listen` None picks a free port. `ucx_tls` "" lets UCX choose; "tcp" makes it post asynchronously."""
-        self._connection, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(
-            target=_serve, args=(theirs, name, listen, secret, protocol, ucx_tls), daemon=True
+        """`listen` None picks a free port. `ucx_tls` "" lets UCX choose; "tcp" makes it post asynchronously. `netns` is
+        the network namespace to live in."""
+        self._connection, theirs = _SERVER.Pipe()
+        environment = {**(environment or {}), **({"UCX_TLS": ucx_tls} if ucx_tls else {})}
+        self._process = _SERVER.Process(
+            target=_serve, args=(theirs, name, listen, secret, protocol, environment, netns), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -122,11 +130,13 @@ def _serve(
     listen: Address | None,
     secret: str,
     protocol: ProtocolConfig,
-    ucx_tls: str,
+    environment: Mapping[str, str],
+    netns: str,
 ) -> None:
     """The child: obey until the parent is gone."""
-    if ucx_tls:
-        os.environ["UCX_TLS"] = ucx_tls
+    os.environ.update(environment)
+    if netns:
+        _enter(netns)
     side = Side(name, lambda: NixlTransport(f"{name}-{os.getpid()}"), secret, protocol)
     if listen:
         side.listen_on(listen)
@@ -134,9 +144,24 @@ def _serve(
     while True:
         try:
             method, args = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             return
         _answer(connection, side, method, args)
+
+
+def _enter(netns: str) -> None:
+    """As `ip netns exec` does it: UCX reads in /sys which devices there are."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{netns}") as namespace:
+        steps = (
+            libc.setns(namespace.fileno(), _CLONE_NEWNET),
+            libc.unshare(_CLONE_NEWNS),
+            libc.mount(b"", b"/", b"none", _MS_SLAVE | _MS_REC, None),
+            libc.umount2(b"/sys", _MNT_DETACH),
+            libc.mount(netns.encode(), b"/sys", b"sysfs", 0, None),
+        )
+    if any(steps):
+        raise OSError(ctypes.get_errno(), f"cannot enter {netns}: {steps}")
 
 
 def _answer(connection: Connection, side: Side, method: str, args: tuple[Any, ...]) -> None:

@@ -193,13 +193,15 @@ class Outbound:
         self._say_hello(session, now)
 
     def forget(self, session: Session, reason: Reason, detail: str) -> None:
-        """End a session."""
+        """End a session. Only a sender that had welcomed us is lost: the others are attempts, repeated while blocks are
+        in quarantine, and what waited for one of them says so itself."""
         del self._sessions[session.target]
         if session.peer is not None:
             self._peers.close(session.peer, Use.SENDER)
         self._outbox.effect(CloseLink(session.link))
         self._outbox.event(PeerChanged(session.name, False, reason, detail))
-        self._outbox.count("peer_lost", reason)
+        if session.epoch != _NOBODY:
+            self._outbox.count("peer_lost", reason)
 
     def deadlines(self) -> Iterable[float]:
         """When each session next beats or is lost."""

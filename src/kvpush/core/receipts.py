@@ -88,8 +88,15 @@ class Receipts:
             self._outbox.count("read_stuck", transfer.ending[1])
             return self._outbound.get(transfer.target)
         else:
-            self._step(transfer, transfer.at_the_limit, now, (Outcome.FAILED, *transfer.overdue))
+            self._step(transfer, transfer.at_the_limit, now, (Outcome.FAILED, *self._overdue(transfer)))
         return None
+
+    def _overdue(self, transfer: Receiving) -> tuple[Reason, str]:
+        """Why a limit was reached. A sender whose connection has broken may not come back: that is more than silence,
+        and known already when the time for its answer is over before the time for its return."""
+        reason, detail = transfer.overdue
+        session = self._outbound.get(transfer.target)
+        return (session.suspicion if reason is Reason.PEER_SILENT and session is not None else reason), detail
 
     def next_deadline(self) -> float | None:
         """When there is next something to repeat or to give up."""

@@ -150,9 +150,7 @@ class TransferThread:
         epoch = Epoch(secrets.randbits(63))
         modes = config.mode.modes
         endpoint = Endpoint(config.protocol, config.engine_id, epoch, self._layout, transport.metadata, modes)
-        outlet = Outlet()
-        closing.callback(outlet.close)
-        self.local_path = outlet.path
+        outlet = self._make_outlet(closing)
         driver = Driver(
             endpoint,
             transport,
@@ -163,6 +161,17 @@ class TransferThread:
             outlet=outlet,
         )
         return driver, channel.address
+
+    def _make_outlet(self, closing: ExitStack) -> Outlet | None:
+        """News for the scheduler that need not wait for a step; without it they do."""
+        try:
+            outlet = Outlet()
+        except OSError as error:
+            logger.warning("No direct channel to the scheduler: %s", error)
+            return None
+        closing.callback(outlet.close)
+        self.local_path = outlet.path
+        return outlet
 
     def _answer_for_the_dead(self) -> None:
         """Answer the commands that nobody will execute any more; nothing was or will be written for them."""

@@ -172,10 +172,12 @@ class SchedulerSide:
             return 0
         record.computed = computed
         missing = int(request.num_prompt_tokens) - computed
-        self._hear()
         if missing <= 1:  # vLLM computes the last token in any case, to sample from it
             return 0
-        return missing if record.begun or self._reserve.allows(missing) else None
+        if record.begun or self._reserve.allows(missing):
+            return missing
+        self._hear()
+        return missing if record.begun else None
 
     def blocks_allocated(self, request: Request, blocks: "KVCacheBlocks", remote_tokens: int) -> None:
         """vLLM has allocated blocks, `remote_tokens` of them for us to fill."""
@@ -195,8 +197,7 @@ class SchedulerSide:
         record.stage, record.blocks = _Stage.MOVING, ids
         record.wants_token = self._first_tokens.wanted(request)
         name = RequestId(request.request_id)
-        wishes = (record.wants_token, record.mode)
-        self._commands.append(Receive(record.key, name, record.target, span, ids, *wishes))
+        self._commands.append(Receive(record.key, name, record.target, span, ids, record.wants_token, record.mode))
 
     def step(self, output: "SchedulerOutput") -> StepFinals:
         """A step has been scheduled: what it makes final of prompts that are to be sent."""
