@@ -1,27 +1,72 @@
-"""`kv_transfer_params`: what is read of them, and what is said when they are wrong."""
+"""`kv_transfer_params`: what a router writes is what an adapter reads."""
+
+from typing import Any
 
 import pytest
 
 from kvpush.core.errors import ConfigError
 from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
 from kvpush.core.mode import Mode
-from kvpush.core.params import ReceiveParams, parse, receive_params
+from kvpush.core.params import (
+    ReceiveParams,
+    Reference,
+    SendParams,
+    parse,
+    receive_params,
+    reused_tokens,
+    send_params,
+)
 
-KEY = Key(TransferId("0" * 32), 3)
-TARGET = Target(Address("10.0.0.1", 5600), EngineId("p"))
+KEY, OTHER = Key(TransferId("a" * 32), 2), Key(TransferId("b" * 32))
+TARGET = Target(Address("10.0.0.7", 5600), EngineId("e"))
 
 
+@pytest.mark.parametrize("reuse", [None, Reference(OTHER, TARGET)])
+def test_prefill_leg_is_read_as_it_was_written(reuse: Reference | None) -> None:
+    assert parse(send_params(KEY, reuse)) == SendParams(KEY, reuse)
+
+
+@pytest.mark.parametrize("keep", [None, OTHER])
 @pytest.mark.parametrize("mode", [None, *Mode])
-def test_receiver_reads_what_the_router_has_written(mode: Mode | None) -> None:
-    assert parse(receive_params(KEY, TARGET, 2, mode)) == ReceiveParams(KEY, TARGET, 2, mode)
+def test_decode_leg_is_read_as_it_was_written(keep: Key | None, mode: Mode | None) -> None:
+    assert parse(receive_params(KEY, TARGET, 4, keep, mode)) == ReceiveParams(KEY, TARGET, 4, keep, mode)
 
 
 def test_request_for_auto_leaves_the_choice_to_the_pair() -> None:
-    parsed = parse({**receive_params(KEY, TARGET), "mode": "auto"})
-    assert isinstance(parsed, ReceiveParams)
-    assert parsed.mode is None
+    assert parse({**receive_params(KEY, TARGET), "mode": "auto"}) == ReceiveParams(KEY, TARGET, 1)
 
 
 def test_unknown_mode_is_named() -> None:
     with pytest.raises(ConfigError, match=r"'teleport'.*\$\.mode"):
         parse({**receive_params(KEY, TARGET), "mode": "teleport"})
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({**send_params(KEY), "transfer_id": ""}, "kv_transfer_params.transfer_id"),
+        ({**send_params(KEY), "attempt": -1}, "kv_transfer_params.attempt"),
+        ({**send_params(KEY), "attempt": "1"}, "kv_transfer_params"),
+        ({**send_params(KEY), "reuse": {"transfer_id": "x"}}, "kv_transfer_params.reuse.remote_host/remote_port"),
+        ({**send_params(KEY), "reuse": {}}, "kv_transfer_params.reuse.transfer_id"),
+        ({**receive_params(KEY, TARGET), "remote_port": 0}, "kv_transfer_params.remote_host/remote_port"),
+        ({**receive_params(KEY, TARGET), "keep": {}}, "kv_transfer_params.keep.transfer_id"),
+    ],
+)
+def test_wrong_parameter_is_named(params: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(params)
+    assert caught.value.field == named
+
+
+@pytest.mark.parametrize("params", [None, {}, {"transfer_id": "x"}])
+def test_request_without_a_transfer_has_no_parameters(params: object) -> None:
+    assert parse(params) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "tokens"),
+    [(b'{"reused_tokens": 48, "more": 1}', 48), (b"{}", 0), (b"[]", 0), (b'{"reused_tokens": "x"}', 0)],
+)
+def test_answer_says_how_many_tokens_were_reused(answer: bytes, tokens: int) -> None:
+    assert reused_tokens(answer) == tokens

@@ -6,7 +6,17 @@ import msgspec
 import pytest
 
 from kvpush.core.errors import Reason
-from kvpush.core.events import Counted, Ended, ModeChosen, Outcome, PeerChanged, Role, SourceFree, TransferRecord
+from kvpush.core.events import (
+    Counted,
+    Ended,
+    ModeChosen,
+    Outcome,
+    PeerChanged,
+    Purpose,
+    Role,
+    SourceFree,
+    TransferRecord,
+)
 from kvpush.core.ids import Key, RequestId, TransferId
 from kvpush.core.mode import Mode
 from kvpush.runtime.counters import BOUNDS_S, STAGES, Counters, Histogram, Volume
@@ -75,6 +85,11 @@ def test_latest_choice_of_each_pair_survives_merging_and_travelling() -> None:
 
 def test_only_delivered_transfers_have_moved_anything() -> None:
     assert counted(RECEIVED, RECEIVED, ABORTED).volumes == {Role.RECEIVER: Volume(20, 2000, 6)}
+
+
+def test_tokens_of_earlier_turns_are_counted_as_reused() -> None:
+    earlier = msgspec.structs.replace(RECEIVED, purpose=Purpose.CONVERSATION)
+    assert counted(RECEIVED, earlier, earlier).volumes[Role.RECEIVER].reused == 20
 
 
 def test_stages_of_both_roles_are_timed() -> None:

@@ -7,31 +7,15 @@ happens before the input itself, so that no input is ever judged by a lease that
 
 from collections.abc import Sequence
 
-from kvpush.core.commands import (
-    Abort,
-    Announce,
-    Begin,
-    Command,
-    Disown,
-    Expect,
-    Final,
-    Receive,
-    Retract,
-    Sampled,
-    Stop,
-    Watch,
-    Withdraw,
-)
-from kvpush.core.config import ProtocolConfig
 from kvpush.core.effects import Effect
+from kvpush.core.engine_side import EngineSide
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
-from kvpush.core.events import Event, PrefillBegun, Stopped
-from kvpush.core.ids import EngineId, Epoch, LinkId, OpId, PeerName
-from kvpush.core.inbound import Caller, Inbound
-from kvpush.core.layout import Layout
-from kvpush.core.lender import Lender
+from kvpush.core.events import Event
+from kvpush.core.ids import Epoch, LinkId, OpId, PeerName
+from kvpush.core.inbound import Caller
 from kvpush.core.messages import (
     Accepted,
+    Ask,
     Beat,
     Begun,
     Cancel,
@@ -43,6 +27,7 @@ from kvpush.core.messages import (
     Frame,
     Heartbeat,
     Hello,
+    Holds,
     Interest,
     Offer,
     Refuse,
@@ -55,111 +40,14 @@ from kvpush.core.messages import (
     decode_notice,
 )
 from kvpush.core.mode import Mode
-from kvpush.core.outbound import Outbound, Session, SessionState
-from kvpush.core.outbox import Outbox
-from kvpush.core.peers import Peers
-from kvpush.core.receiver import Receiver
+from kvpush.core.outbound import Session, SessionState
 
 _ANYONE = Epoch(0)
 
 
-class Endpoint:
-    """Joins the four parts: who calls us (inbound), what we send (sender), whom we call (outbound), what we
-    receive (receiver)."""
-
-    def __init__(
-        self,
-        config: ProtocolConfig,
-        engine_id: EngineId,
-        epoch: Epoch,
-        layout: Layout,
-        metadata: bytes,
-        modes: tuple[Mode, ...] = (Mode.PUSH,),
-    ) -> None:
-        """`metadata` is our transport's, sent to peers in the hello; `modes` are those that we take part in."""
-        self._config = config
-        self._engine_id = engine_id
-        self._outbox = Outbox(epoch)
-        self._peers = Peers(self._outbox)
-        us = Hello(engine_id, None, layout, metadata, modes)
-        self._inbound = Inbound(config, us, self._peers, self._outbox)
-        self._outbound = Outbound(config, us, self._peers, self._outbox)
-        self._sender = Lender(config, layout, self._outbox)
-        self._receiver = Receiver(config, layout, self._outbound, self._outbox)
-        self._stop_by: float | None = None
-
-    # our engine -----------------------------------------------------------------------------------------
-    def execute(self, command: Command, now: float) -> None:
-        """Take one command of our engine.
-
-        A command that breaks the rules changes nothing, is counted, keeps its promise of an answer (see
-        commands.py) and raises `LocalProtocolError` for the log.
-        """
-        self.tick(now)
-        try:
-            self._execute(command, now)
-        except LocalProtocolError as error:
-            self._outbox.count("local_error", error.reason)
-            self._answer(command, error, now)
-            raise
-
-    def _execute(self, command: Command, now: float) -> None:
-        if self._stop_by is not None:
-            self._answer(command, LocalProtocolError("the transfer thread is stopping", Reason.SHUTDOWN), now)
-            return
-        match command:
-            case Announce():
-                self._sender.announce(command, now)
-            case Begin():
-                self._sender.begin(command, now)
-            case Sampled():
-                self._sender.sampled(command, now)
-            case Final():
-                self._sender.final(command, now)
-            case Retract():
-                self._sender.retract(command, now)
-            case Withdraw():
-                self._sender.withdraw(command, now)
-            case Expect():
-                self._receiver.expect(command, now)
-            case Watch():
-                self._receiver.watch(command, now)
-            case Receive():
-                self._receiver.receive(command, now)
-            case Abort():
-                self._receiver.abort(command, now)
-            case Disown():
-                self._receiver.disown(command, now)
-            case Stop():
-                self._stop(now)
-
-    def _answer(self, command: Command, error: LocalProtocolError, now: float) -> None:
-        """A request whose command is not carried out must not wait for ever, nor free what another one uses."""
-        match command:
-            case Watch(key, request_id):
-                self._outbox.event(PrefillBegun(key, request_id))
-            case Receive():
-                self._receiver.refuse(command, error, now)
-            case Final(last=True) | Withdraw():
-                self._sender.refuse(command, error, now)
-            case _:
-                pass
-
-    def _stop(self, now: float) -> None:
-        self._stop_by = now + self._config.stop_s
-        self._sender.stop(now)
-        self._receiver.stop(now)
-        self._finish_stop(now)
-
-    def _finish_stop(self, now: float) -> None:
-        """Report `Stopped` once, when nothing is left or the bound has come."""
-        if self._stop_by is None or self._stop_by == float("inf"):
-            return
-        if now >= self._stop_by:
-            self._receiver.abandon(now)
-        if now >= self._stop_by or not (len(self._sender) or len(self._receiver)):
-            self._stop_by = float("inf")
-            self._outbox.event(Stopped())
+class Endpoint(EngineSide):
+    """Joins the parts: who calls us (inbound), what we send (sender) and keep in case that it is asked for (keeper),
+    whom we call (outbound), what we receive (receiver) and would like to (inquirer)."""
 
     # the control channel --------------------------------------------------------------------------------
     def frame_received(self, link: LinkId, frame: bytes, now: float) -> None:
@@ -198,7 +86,7 @@ class Endpoint:
             for replaced in self._inbound.hello(frame.source, link, message, now):
                 self._lose_caller(replaced, Reason.PEER_RESTARTED, now)
             return
-        if not isinstance(message, Interest | Register | Cancel | Released | Heartbeat):
+        if not isinstance(message, Interest | Register | Cancel | Released | Ask | Heartbeat):
             raise RemoteProtocolError(Reason.BAD_MESSAGE, f"{type(message).__name__} is not for a sender", "message")
         if caller is None or not caller.ready:
             raise RemoteProtocolError(Reason.PEER_LOST, "this receiver is not known (any more); say hello", "source")
@@ -206,12 +94,17 @@ class Endpoint:
             case Interest():
                 self._sender.watch(caller, message.key, now)
             case Register():
+                self._keeper.registered(caller, message, now)
                 self._sender.register(caller, message, now)
             case Cancel():
+                self._keeper.surrender(message.key, now)
                 self._sender.cancel(caller, message.key, message.reason, now)
             case Released():
                 self._sender.released(caller, message.key, now)
+            case Ask():
+                self._keeper.ask(caller, message, now)
             case Heartbeat():
+                self._keeper.renew(message.keys, now)
                 self._inbound.tell(caller, self._sender.heartbeat(caller, message.keys, message.echo, now))
 
     def _from_sender(self, link: LinkId, frame: Frame, now: float) -> None:
@@ -250,6 +143,8 @@ class Endpoint:
                 self._receiver.failed(message.key, session, message.reason, message.detail, now)
             case Dropped() | Drained():
                 self._receiver.released(message.key, session, now)
+            case Holds():
+                self._inquirer.answered(message.key, session, message.tokens)
             case Beat():
                 session.clock = max(session.clock, message.clock)
                 self._receiver.beat(message, session, now)
@@ -265,17 +160,20 @@ class Endpoint:
             raise
         session.clock = max(session.clock, message.clock)
         self._receiver.session_ready(session, now)
+        self._inquirer.session_ready(session, now)
 
     def _refused(self, session: Session, message: Refuse, now: float) -> None:
         """A refusal about one transfer ends that; one about us ends the session."""
         detail = f"{message.field}: {message.detail}" if message.field else message.detail
         if message.key is not None and message.reason not in (Reason.PEER_LOST, Reason.WRONG_ENGINE):
+            self._inquirer.end(message.key)
             self._receiver.failed(message.key, session, message.reason, detail, now)
         else:
             self._lose_session(session, message.reason, detail, now)
 
     def _lose_session(self, session: Session, reason: Reason, detail: str, now: float) -> None:
         self._receiver.session_lost(session, reason, detail, now)
+        self._inquirer.session_lost(session)
         self._outbound.forget(session, reason, detail)
 
     def link_lost(self, link: LinkId, now: float) -> None:
@@ -332,9 +230,11 @@ class Endpoint:
         """Let time pass: everything due by `now` happens."""
         for stuck in self._sender.tick(now):
             self._lose_caller(stuck, Reason.TRANSPORT, now)
+        self._keeper.tick(now)
         for unreadable in self._receiver.tick(now):
             detail = f"reads from {unreadable.name} do not stop"
             self._lose_session(unreadable, Reason.TRANSPORT, detail, now)
+        self._inquirer.tick(now)
         for session in self._outbound.due(now):
             self._session_due(session, now)
         for caller in self._inbound.silent(now):
@@ -358,7 +258,8 @@ class Endpoint:
     # outputs --------------------------------------------------------------------------------------------
     def next_deadline(self) -> float | None:
         """When `tick` next has something to do; None when nothing is pending."""
-        times = [t for t in (self._sender.next_deadline(), self._receiver.next_deadline()) if t is not None]
+        parts = (self._sender, self._keeper, self._receiver, self._inquirer)
+        times = [t for part in parts if (t := part.next_deadline()) is not None]
         times += [*self._outbound.deadlines(), *self._inbound.deadlines()]
         if self._stop_by not in (None, float("inf")):
             times.append(self._stop_by)

@@ -56,7 +56,8 @@ class Receiver(Reader):
         else:
             transfer.check_expected(command)
         transfer.span, transfer.blocks, transfer.holds = command.span, command.blocks, True
-        transfer.wants_token, transfer.wanted = command.wants_token, command.mode
+        transfer.purpose, transfer.wanted = command.purpose, command.mode
+        transfer.wants_token = command.wants_token
         transfer.at["requested"] = now
         self._step(transfer, RecvInput.RECEIVE, now)
         if transfer.end is not None:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from kvpush.core.events import Event, Outcome, PrefillBegun, ReceiveEnded
+from kvpush.core.events import Event, Found, Outcome, PrefillBegun, ReceiveEnded
 
 logger = logging.getLogger("kvpush.transfer")
 
-Heard = PrefillBegun | ReceiveEnded
+Heard = PrefillBegun | Found | ReceiveEnded
 """What is worth being heard at once. Of receives only those that were delivered: of a failed one vLLM has to be told
 with a step."""
 
@@ -108,7 +108,9 @@ class Inlet:
 
 
 def _is_urgent(event: Event) -> bool:
-    return isinstance(event, PrefillBegun) or (isinstance(event, ReceiveEnded) and event.outcome is Outcome.DELIVERED)
+    return isinstance(event, PrefillBegun | Found) or (
+        isinstance(event, ReceiveEnded) and event.outcome is Outcome.DELIVERED
+    )
 
 
 def _connect(path: str) -> socket.socket | None:

@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from kvpush.core.commands import Command, Final, Receive, Stop, Watch, Withdraw
+from kvpush.core.commands import Command, Final, Inquire, Keep, Receive, Stop, Watch, Withdraw
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import ConfigError, Reason
-from kvpush.core.events import Event, Outcome, PrefillBegun, ReceiveEnded, SourceFree
+from kvpush.core.events import Event, Found, Outcome, PrefillBegun, ReceiveEnded, SourceFree
 from kvpush.core.ids import Address, EngineId, Epoch
 from kvpush.core.layout import Layout
 from kvpush.core.mode import ModeSetting
@@ -188,5 +188,9 @@ def _refusal(command: Command) -> list[Event]:
             return [ReceiveEnded(key, request, Outcome.FAILED, Reason.SHUTDOWN, detail)]
         case Final(key=key, request_id=request, last=True) | Withdraw(key=key, request_id=request):
             return [SourceFree(key, request)]
+        case Keep(key=key, request_id=request):
+            return [SourceFree(key, request)]
+        case Inquire(key=key, request_id=request):
+            return [Found(key, request, 0)]
         case _:
             return []
