@@ -10,11 +10,15 @@ from typer.testing import CliRunner
 
 from kvpush.bench.faults.cache import Cache
 from kvpush.bench.faults.cells import try_cell
-from kvpush.bench.faults.kinds import KINDS, Moment
+from kvpush.bench.faults.kinds import KINDS, PUSH_ONLY, Moment
 from kvpush.bench.faults.matrix import run_matrix, sums
 from kvpush.bench.faults.node import Policy
 from kvpush.cli.main import app
 from kvpush.core.endpoint import Endpoint
+from kvpush.core.errors import Reason
+from kvpush.core.events import Outcome
+from kvpush.core.mode import Mode
+from kvpush.core.receiving import Receiving
 from kvpush.core.tables import RECEIVER, Recv, RecvAction, RecvInput
 
 LATE_WRITE = ("sender killed, write late", Moment.WRITING)
@@ -32,11 +36,13 @@ def quiet() -> Iterator[None]:
 def test_every_moment_is_survived(kind: str) -> None:
     cells = run_matrix([kind])
     assert [cell for cell in cells if not cell.survived] == []
-    assert any(cell.struck for cell in cells), "the fault never strikes"
+    for mode in {cell.mode for cell in cells}:
+        assert any(cell.struck for cell in cells if cell.mode is mode), f"the fault never strikes in {mode}"
 
 
 def test_matrix_has_hundreds_of_cells() -> None:
     assert len(KINDS) * len(Moment) * len(Policy) > 500
+    assert not set(PUSH_ONLY) - set(KINDS)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +74,23 @@ def test_matrix_notices_blocks_that_are_used_again_too_early(policy: Policy, mon
     assert not sums([cell]).is_good
 
 
+@pytest.mark.parametrize("policy", Policy)
+def test_matrix_notices_blocks_that_are_used_again_under_a_read(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RECEIVER, (Recv.READING, RecvInput.PEER_LOST), (Recv.RETIRED, (RecvAction.RETIRE,)))
+    cell = try_cell("sender hung, write late", Moment.WRITING, policy, Mode.PULL)
+    assert cell.wrong > 0
+
+
+def test_matrix_notices_what_was_read_of_blocks_that_others_have_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R6 broken: what was read is believed without a confirmation."""
+    monkeypatch.setitem(RECEIVER, (Recv.READING, RecvInput.READ), (Recv.RETIRED, (RecvAction.RETIRE,)))
+    monkeypatch.setattr(Receiving, "ending", (Outcome.DELIVERED, Reason.OK, ""))
+    cells = run_matrix(["heartbeats lost", "silence, write late"], [Mode.PULL])
+    assert sum(cell.wrong for cell in cells) > 0
+
+
 def test_matrix_notices_a_block_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     give_back = Cache.give_back
     monkeypatch.setattr(Cache, "give_back", lambda self, blocks: give_back(self, list(blocks)[1:]))
@@ -85,8 +108,8 @@ def test_command_prints_the_sums_last_and_writes_every_cell(tmp_path: Path) -> N
     path = tmp_path / "cells.json"
     result = CliRunner().invoke(app, ["bench", "faults", "--kind", "link cut", "--json", str(path)])
     assert result.exit_code == 0, result.output
-    assert result.output.rstrip().endswith("14 cells tried, 14 survived, 0 leaked, 0 wrong")
-    assert len(json.loads(path.read_bytes())) == 14
+    assert result.output.rstrip().endswith("28 cells tried, 28 survived, 0 leaked, 0 wrong")
+    assert len(json.loads(path.read_bytes())) == 28
 
 
 def test_command_ends_with_status_1_when_a_cell_is_not_survived(monkeypatch: pytest.MonkeyPatch) -> None:

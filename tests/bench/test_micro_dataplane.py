@@ -2,7 +2,8 @@
 
 import pytest
 
-from kvpush.bench.micro_dataplane import ARRANGEMENTS, WAYS, planned, written
+from kvpush.bench.micro_dataplane import ARRANGEMENTS, WAYS, moved, planned
+from kvpush.core.mode import Mode
 
 
 def test_planner_is_measured_at_twenty_thousand_descriptors() -> None:
@@ -17,8 +18,9 @@ def test_awkward_pairs_take_at_least_as_many_descriptors(name: str) -> None:
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-def test_writes_of_each_size_are_measured(way: str) -> None:
+def test_writes_and_reads_of_each_size_are_measured(way: str) -> None:
     pytest.importorskip("nixl")
-    rows = written(way, counts=(3, 70), repeats=2)
-    assert [row.descriptors for row in rows] == [3, 3, 70, 70]
+    rows = moved(way, counts=(3, 70), repeats=1)
+    push, pull = Mode
+    assert [(row.descriptors, row.mode) for row in rows] == [(3, push), (3, pull), (70, push), (70, pull)]
     assert all(row.post_s > 0 and row.wire_s > 0 for row in rows)

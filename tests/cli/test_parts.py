@@ -6,7 +6,9 @@ import pytest
 
 from kvpush.cli.device import DevicePlan, nvidia_gpus, plan_device
 from kvpush.cli.parts import ClusterSpec, Share, engine_command, plan_engines, router_command, share_machine
+from kvpush.cli.up import make_spec
 from kvpush.core.errors import ConfigError
+from kvpush.core.mode import ModeSetting
 from kvpush.router.config import Connector, EngineRole, parse_engine
 
 ALL = Share("0")
@@ -137,3 +139,13 @@ def test_gpus_are_those_that_the_machine_has_or_the_user_allows(tmp_path: Path) 
     assert nvidia_gpus(tmp_path, "") == (0, 1, 10)
     assert nvidia_gpus(tmp_path, "3,1") == (3, 1)
     assert nvidia_gpus(tmp_path / "none", "") == ()
+
+
+def test_mode_goes_to_kvpush_and_to_no_other(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    made = make_spec(str(tmp_path), mode=ModeSetting.PULL, log_dir=tmp_path)
+    command = engine_command(made, plan_engines(made)[0], ALL)
+    transfer = json.loads(value_after(command.argv, "--kv-transfer-config"))
+    assert transfer["kv_connector_extra_config"] == {"mode": "pull"}
+    with pytest.raises(ConfigError, match="mode: pull with --connector vllm-pull"):
+        make_spec(str(tmp_path), mode=ModeSetting.PULL, connector=Connector.VLLM_PULL, log_dir=tmp_path)

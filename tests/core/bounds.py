@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.ids import Key, TransferId
+from kvpush.core.mode import Mode
 
 CONFIG = ProtocolConfig(
     lease_s=8,
@@ -35,6 +36,7 @@ class Bounds:
     faults: int = 1
     plain: int = 0
     kinds: tuple[str, ...] = FAULTS
+    mode: Mode = Mode.PUSH
 
     @property
     def is_symmetric(self) -> bool:

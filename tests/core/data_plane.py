@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvpush.core.effects import Post
+from kvpush.core.effects import Post, PostRead
 from kvpush.core.ids import Key, PeerName
 from kvpush.core.messages import decode_notice
 
@@ -17,11 +17,13 @@ WRITE_S = 0.01
 
 @dataclass(eq=False)
 class Write:
-    """One posted write. In flight until it has landed or failed; a moment later that is reported to its source."""
+    """One posted operation, a READ as well as a WRITE. In flight until it has landed or failed; a moment later that is
+    reported to who posted it."""
 
     source: "Process"
     destination: "Process"
-    post: Post
+    post: Post | PostRead
+    belongs_to: Key | None
     posted_at: float
     in_flight: bool = True
     is_reported: bool = False
@@ -29,7 +31,31 @@ class Write:
     @property
     def key(self) -> Key:
         """The transfer that it belongs to."""
-        return decode_notice(self.post.notice).key
+        assert self.belongs_to is not None
+        return self.belongs_to
+
+    @property
+    def notice(self) -> bytes:
+        """What a WRITE brings along."""
+        assert isinstance(self.post, Post)
+        return self.post.notice
+
+    @property
+    def blocks(self) -> set[int]:
+        """Where it lands."""
+        plan = self.post.plan
+        landing = plan.local if isinstance(self.post, PostRead) else plan.remote
+        return self.destination.memory.blocks_of(landing, plan.nbytes)
+
+    @property
+    def poster(self) -> "Process":
+        """Who is told of its end."""
+        return self.destination if isinstance(self.post, PostRead) else self.source
+
+    @property
+    def peer(self) -> "Process":
+        """The other one."""
+        return self.source if isinstance(self.post, PostRead) else self.destination
 
 
 class DataPlane:
@@ -65,10 +91,10 @@ class DataPlane:
     def remove_peer(self, source: "Process", name: PeerName) -> None:
         """What is in flight to a removed peer is given up, and reported."""
         peer = source.peers.pop(name, None)
-        for write in [w for w in self.in_flight if w.source is source and w.destination is peer]:
+        for write in [w for w in self.in_flight if w.poster is source and w.peer is peer]:
             self.fail(write, "the peer was removed")
 
-    def queue(self, source: "Process", post: Post) -> None:
+    def queue(self, source: "Process", post: Post | PostRead) -> None:
         """Post as soon as the driver comes to it, if the endpoint still wants it then."""
         delay = self.queueing(source)
         if delay:
@@ -76,20 +102,21 @@ class DataPlane:
         else:
             source.input(lambda now: self._post_late(source, post, now))
 
-    def _post_late(self, source: "Process", post: Post, now: float) -> None:
+    def _post_late(self, source: "Process", post: Post | PostRead, now: float) -> None:
         if source.endpoint.may_post(post.op, now):
             self._post(source, post)
         else:
             source.endpoint.op_finished(post.op, "not posted", now)
 
-    def _post(self, source: "Process", post: Post) -> None:
+    def _post(self, source: "Process", post: Post | PostRead) -> None:
         peer = source.peers.get(post.peer)
-        write = Write(source, peer or source, post, self._world.now)
+        write = _made(source, peer or source, post, self._world.now)
         error = self.refuses(write) if peer is not None else f"there is no peer {post.peer}"
         if error:
             source.input(lambda now: source.endpoint.op_finished(post.op, error, now))
             return
-        self._world.oracle.check_post(write)
+        if isinstance(post, Post):
+            self._world.oracle.check_post(write)
         self.writes.append(write)
         if not self.holding(write):
             self._world.after(WRITE_S, lambda: self.land(write))
@@ -99,11 +126,11 @@ class DataPlane:
         if not write.in_flight:
             return
         write.in_flight = False
-        if write.destination.alive:
+        if write.destination.alive and not (write.poster is write.destination and not write.source.alive):
             self._world.oracle.check_landing(write)
             self._copy(write)
             self._notify(write)
-        self._report(write, "" if write.destination.alive else "the peer is gone")
+        self._report(write, "" if write.peer.alive else "the peer is gone")
 
     def fail(self, write: Write, error: str) -> None:
         """The transport gives a write up: nothing of it will land any more."""
@@ -113,10 +140,14 @@ class DataPlane:
 
     def _copy(self, write: Write) -> None:
         plan = write.post.plan
-        for local, remote, nbytes in zip(plan.local.tolist(), plan.remote.tolist(), plan.nbytes.tolist(), strict=True):
-            write.destination.memory.write(remote, write.source.memory.read(local, nbytes))
+        local, remote = plan.local.tolist(), plan.remote.tolist()
+        sources, targets = (remote, local) if isinstance(write.post, PostRead) else (local, remote)
+        for source, target, nbytes in zip(sources, targets, plan.nbytes.tolist(), strict=True):
+            write.destination.memory.write(target, write.source.memory.read(source, nbytes))
 
     def _notify(self, write: Write) -> None:
+        if isinstance(write.post, PostRead):
+            return
         delay, peer, notice = self.notice_delay(write), write.destination, write.post.notice
         if delay is not None:
             arrive = lambda: peer.input(lambda now: peer.endpoint.notice_received(notice, now))  # noqa: E731
@@ -125,6 +156,14 @@ class DataPlane:
     def _report(self, write: Write, error: str) -> None:
         def finish(now: float) -> None:
             write.is_reported = True
-            write.source.endpoint.op_finished(write.post.op, error, now)
+            write.poster.endpoint.op_finished(write.post.op, error, now)
 
-        self._world.after(0.0, lambda: write.source.input(finish))
+        self._world.after(0.0, lambda: write.poster.input(finish))
+
+
+def _made(poster: "Process", peer: "Process", post: Post | PostRead, now: float) -> Write:
+    if isinstance(post, Post):
+        return Write(poster, peer, post, decode_notice(post.notice).key, now)
+    touched = poster.memory.blocks_of(post.plan.local, post.plan.nbytes)
+    owner = next((key for key, each in poster.destinations.items() if touched <= set(each.blocks[0])), None)
+    return Write(peer, poster, post, owner, now)

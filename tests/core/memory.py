@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from kvpush.core.ids import Key
 from kvpush.core.layout import Blocks, Group, Kind, Layout, Plane, Region, Span
-from kvpush.core.planner import Plan
 
 HEAD_BYTES = 4
 _KINDS = (Kind.KEY, Kind.VALUE)
@@ -85,12 +84,12 @@ class Memory:
         first = address - self._base
         self.bytes[first : first + len(data)] = data
 
-    def blocks_of(self, plan: Plan) -> set[int]:
-        """The blocks that a plan of a peer would write to."""
+    def blocks_of(self, addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> set[int]:
+        """The blocks that these runs of bytes lie in."""
         size = self.layout.groups[0].block_size * HEAD_BYTES
         plane_bytes = size * self.layout.groups[0].num_blocks
         touched: set[int] = set()
-        for address, nbytes in zip(plan.remote.tolist(), plan.nbytes.tolist(), strict=True):
+        for address, nbytes in zip(addresses.tolist(), lengths.tolist(), strict=True):
             first = (address - self._base) % plane_bytes
             touched.update(range(first // size, (first + nbytes - 1) // size + 1))
         return touched

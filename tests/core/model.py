@@ -7,40 +7,23 @@ transport gives it up. Time passes from deadline to deadline. Faults are limited
 
 from collections.abc import Iterator
 from copy import copy as shallow
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
 
 from core.bounds import CONFIG, TRANSPORT_S, Bounds
-from core.memory import make_layout
+from core.flight import LAYOUTS, D, P, Writing, read_of, without
 from core.snapshot import Print, ago, copy, fingerprint, print_frame
 
 from kvpush.core.commands import Abort, Command, Final, Receive, Withdraw
-from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, RemovePeer, SendFrame
+from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, PostRead, RemovePeer, SendFrame
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import LocalProtocolError, Reason
 from kvpush.core.events import BlocksSafe, Event, Outcome, ReceiveEnded, SourceFree
-from kvpush.core.ids import Address, EngineId, Epoch, Key, LinkId, OpId, RequestId, Target
+from kvpush.core.ids import Address, EngineId, Epoch, Key, LinkId, RequestId, Target
 from kvpush.core.layout import Span
 from kvpush.core.messages import decode_notice
 
-P, D = "p", "d"
 TARGET = Target(Address("p", 1), EngineId("p"))
-_LAYOUTS = {P: make_layout(0, 4, 16), D: make_layout(1, 4, 16)}
-
 Action = tuple[str, ...]
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Writing:
-    """A write in flight, from one life of the sender to one life of the receiver."""
-
-    op: OpId
-    key: Key
-    lives: tuple[Epoch, Epoch]
-    notice: bytes
-    nbytes: int
-    posted_at: float
 
 
 @dataclass
@@ -71,7 +54,7 @@ class Model:
         self.ends = {who: self._endpoint(who) for who in (P, D)}
 
     def _endpoint(self, who: str) -> Endpoint:
-        return Endpoint(CONFIG, EngineId(who), self.epochs[who], _LAYOUTS[who], b"")
+        return Endpoint(CONFIG, EngineId(who), self.epochs[who], LAYOUTS[who], b"", (self.bounds.mode,))
 
     # what can happen ------------------------------------------------------------------------------------
     def choices(self) -> Iterator[Action]:
@@ -171,7 +154,7 @@ class Model:
             case "fail":
                 self._finish(int(rest[0]), "broken")
             case "unnoticed":
-                self.notices = _without(self.notices, int(rest[0]))
+                self.notices = without(self.notices, int(rest[0]))
             case "break":
                 self._break()
             case "hang p":
@@ -218,7 +201,7 @@ class Model:
     def _take_up(self, connection: int) -> bytes:
         index = next(i for i, (c, _) in enumerate(self.up) if c == connection)
         frame = self.up[index][1]
-        self.up = _without(self.up, index)
+        self.up = without(self.up, index)
         return frame
 
     def _read_down(self) -> None:
@@ -228,19 +211,23 @@ class Model:
 
     def _finish(self, index: int, error: str) -> None:
         write = self.writes[index]
-        self.writes = _without(self.writes, index)
+        self.writes = without(self.writes, index)
         sender, receiver = write.lives
         if receiver == self.epochs[D] and not error:
             assert write.key in self.receiving, f"R1: {write.key} is written after its blocks went back"
-            self.landed = {**self.landed, write.key: self.landed.get(write.key, 0) + write.nbytes}
-            self.notices = (*self.notices, write.notice)
-        if sender == self.epochs[P]:
-            self._own(P).op_finished(write.op, error or ("" if receiver == self.epochs[D] else "gone"), self.now)
-            self._drain(P)
+            if write.by == P or write.key in self.sources:  # else it has read what others have put there
+                self.landed = {**self.landed, write.key: self.landed.get(write.key, 0) + write.nbytes}
+            if write.by == P:
+                self.notices = (*self.notices, write.notice)
+        mine, theirs = (sender, receiver) if write.by == P else (receiver, sender)
+        if mine == self.epochs[write.by] and not write.ended:
+            gone = "" if theirs == self.epochs[D if write.by == P else P] else "gone"
+            self._own(write.by).op_finished(write.op, error or gone, self.now)
+            self._drain(write.by)
 
     def _notice(self, index: int) -> None:
         notice = self.notices[index]
-        self.notices = _without(self.notices, index)
+        self.notices = without(self.notices, index)
         self._own(D).notice_received(notice, self.now)
         self._drain(D)
 
@@ -329,9 +316,11 @@ class Model:
             case AddPeer(name):
                 end.peer_added(name, "", self.now)
             case RemovePeer(name):
-                self._remove(end, name)
+                self._remove(who, end, name)
             case Post():
                 self._post(effect)
+            case PostRead():
+                self._post_read(effect)
             case SendFrame() | CloseLink():
                 pass
 
@@ -342,16 +331,25 @@ class Model:
         write = Writing(post.op, notice.key, lives, post.notice, post.plan.total_bytes, self.now)
         self.writes = (*self.writes, write)
 
-    def _remove(self, end: Endpoint, name: str) -> None:
+    def _post_read(self, post: PostRead) -> None:
+        read = read_of(post, self.bounds, self.epochs[D], self.now)
+        assert read.key in self.receiving, f"R1: {read.key} is read after its blocks went back"
+        self.writes = (*self.writes, read)
+
+    def _remove(self, who: str, end: Endpoint, name: str) -> None:
+        """What a peer's removal gives up is reported. A write does not land any more; a read may, for a time."""
         life = int(name.split("@")[1], 16)
-        for write in [w for w in self.writes if w.lives == (self.epochs[P], life)]:
-            self.writes = _without(self.writes, self.writes.index(write))
+        lives = (self.epochs[P], life) if who == P else (life, self.epochs[D])
+        for write in [w for w in self.writes if w.lives == lives and w.by == who and not w.ended]:
+            self.writes = without(self.writes, self.writes.index(write))
+            if who == D:
+                self.writes = (*self.writes, replace(write, ended=True))
             end.op_finished(write.op, "removed", self.now)
 
     def _note(self, event: Event) -> None:
         if isinstance(event, ReceiveEnded):
             assert event.key in self.receiving - self.unsafe, f"R3: {event.key} is received twice"
-            nbytes = 4 * self.bounds.blocks * _LAYOUTS[D].token_bytes
+            nbytes = 4 * self.bounds.blocks * LAYOUTS[D].token_bytes
             if event.outcome is Outcome.DELIVERED:
                 assert self.landed.get(event.key) == nbytes, f"R6: {event.key} is not all there"
             if event.quarantined:
@@ -364,7 +362,7 @@ class Model:
             self.receiving -= {event.key}
         elif isinstance(event, SourceFree):
             assert event.key in self.owed, f"R3: the source of {event.key} is freed twice"
-            reading = [w for w in self.writes if w.key == event.key and w.lives[0] == self.epochs[P]]
+            reading = [w for w in self.writes if w.key == event.key and w.lives[0] == self.epochs[P] and w.by == P]
             assert not reading, f"R2: the source of {event.key} is freed while a write reads it"
             self.owed -= {event.key}
             self.sources -= {event.key}
@@ -386,7 +384,7 @@ class Model:
             tuple(self._print(who) for who in self.ends),
             tuple((c - newest, print_frame(f, self.now)) for c, f in self.up),
             tuple(print_frame(f, self.now) for f in self.down),
-            tuple((w.key, w.lives, decode_notice(w.notice).part, ago(w.posted_at, self.now)) for w in self.writes),
+            tuple((w.key, w.lives, w.notice, ago(w.posted_at, self.now), w.ended) for w in self.writes),
             (self.notices, tuple(sorted(self.landed.items())), self.receiving, self.unsafe, self.owed, self.sources),
             (self.done, self.faults, self.hung),
         )
@@ -399,7 +397,3 @@ class Model:
             known = end, self.now, fingerprint(end, self.now)
             self.printed = {**self.printed, who: known}
         return known[2]
-
-
-def _without(items: tuple[T, ...], index: int) -> tuple[T, ...]:
-    return items[:index] + items[index + 1 :]

@@ -29,8 +29,7 @@ class Oracle:
         self.landings += 1
         command = write.destination.destinations.get(write.key)
         assert command is not None, f"R1: a write of {write.key} lands after its blocks went back to the pool"
-        touched = write.destination.memory.blocks_of(write.post.plan)
-        assert touched <= set(command.blocks[0]), f"R1: a write of {write.key} lands in blocks of others"
+        assert write.blocks <= set(command.blocks[0]), f"R1: a write of {write.key} lands in blocks of others"
 
     # R2: source pin -------------------------------------------------------------------------------------
     def check_post(self, write: Write) -> None:
@@ -43,7 +42,7 @@ class Oracle:
 
     def check_source_free(self, process: "Process", key: Key) -> None:
         """The source is given back once, and not while a write reads it."""
-        reading = [w for w in self._world.data.in_flight if w.source is process and w.key == key]
+        reading = [w for w in self._world.data.in_flight if w.poster is w.source is process and w.key == key]
         assert not reading, f"R2: the source of {key} is given back while a write reads it"
         self._owed_sources[process, key] -= 1
         assert self._owed_sources[process, key] >= 0, f"R3: SourceFree of {key} was not asked for"

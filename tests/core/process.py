@@ -27,7 +27,7 @@ from kvpush.core.commands import (
 )
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.digests import Digests
-from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, RemovePeer, SendFrame
+from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, PostRead, RemovePeer, SendFrame
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import LocalProtocolError, Reason
 from kvpush.core.events import (
@@ -36,6 +36,7 @@ from kvpush.core.events import (
     Ended,
     Event,
     Found,
+    ModeChosen,
     PeerChanged,
     PrefillBegun,
     Purpose,
@@ -46,6 +47,7 @@ from kvpush.core.events import (
 )
 from kvpush.core.ids import Address, EngineId, Epoch, Key, PeerName, RequestId, Target
 from kvpush.core.layout import Blocks, Layout, Span
+from kvpush.core.mode import Mode, ModeSetting
 
 if TYPE_CHECKING:
     from core.world import World
@@ -54,7 +56,15 @@ if TYPE_CHECKING:
 class Process:
     """An endpoint in its world. Dies once; a restart is another Process at the same address."""
 
-    def __init__(self, world: "World", number: int, address: Address, engine_id: str, layout: Layout | None) -> None:
+    def __init__(
+        self,
+        world: "World",
+        number: int,
+        address: Address,
+        engine_id: str,
+        layout: Layout | None,
+        mode: ModeSetting = ModeSetting.PUSH,
+    ) -> None:
         self.world = world
         self.number = number
         self.address = address
@@ -72,10 +82,13 @@ class Process:
         self.records: list[TransferRecord] = []
         self.counted: Counter[tuple[str, Reason]] = Counter()
         self.changes: list[PeerChanged] = []
+        self.choices: list[ModeChosen] = []
         self.stopped = 0
         self.alive, self.hung = True, False
         self._inbox: list[Callable[[float], None]] = []
-        self.endpoint = Endpoint(world.config, self.engine_id, Epoch(1000 + number), self.layout, str(number).encode())
+        self.mode = mode
+        epoch, metadata = Epoch(1000 + number), str(number).encode()
+        self.endpoint = Endpoint(world.config, self.engine_id, epoch, self.layout, metadata, mode.modes)
 
     def __repr__(self) -> str:
         return f"{self.engine_id}#{self.number}"
@@ -152,7 +165,13 @@ class Process:
         self._execute(Watch(key, request_of(key)))
 
     def receive(
-        self, key: Key, sender: "Process | Target", tokens: int, start: int = 0, wants_token: bool = False
+        self,
+        key: Key,
+        sender: "Process | Target",
+        tokens: int,
+        start: int = 0,
+        wants_token: bool = False,
+        mode: Mode | None = None,
     ) -> Receive:
         """Allocate blocks for the tokens [start, tokens) and ask for them."""
         size = self.layout.groups[0].block_size
@@ -160,7 +179,8 @@ class Process:
         blocks: Blocks = (tuple(self.free.pop(0) for _ in range(count)),)
         blocks += tuple(tuple(range(count)) for _ in self.layout.groups[1:])
         purpose = Purpose.CONVERSATION if key in self.found else Purpose.PROMPT
-        command = Receive(key, request_of(key), _target(sender), Span(start, tokens), blocks, wants_token, purpose)
+        span = Span(start, tokens)
+        command = Receive(key, request_of(key), _target(sender), span, blocks, wants_token, purpose, mode)
         self.destinations[key] = command
         self._execute(command)
         return command
@@ -233,7 +253,7 @@ class Process:
                 self.world.data.add_peer(self, name, metadata)
             case RemovePeer(name):
                 self.world.data.remove_peer(self, name)
-            case Post():
+            case Post() | PostRead():
                 self.world.data.queue(self, effect)
 
     def _note(self, event: Event) -> None:
@@ -264,6 +284,8 @@ class Process:
                 self.counted[name, reason] += amount
             case PeerChanged():
                 self.changes.append(event)
+            case ModeChosen():
+                self.choices.append(event)
             case Stopped():
                 self.stopped += 1
 

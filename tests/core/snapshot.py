@@ -98,13 +98,15 @@ def fingerprint(endpoint: Endpoint, now: float) -> Print:
     sender, receiver = endpoint._sender, endpoint._receiver
     callers = endpoint._inbound._callers
     ops = {op: i for i, op in enumerate(sorted(sender._in_flight._ops))}
+    reads = {op: i for i, op in enumerate(sorted(receiver._reads._keys, reverse=True))}
     return (
         tuple(_sending(t, ops, callers.values(), now) for _, t in sorted(sender._transfers.items())),
         _retired(sender._retired),
         tuple(_record(caller, now, "layout", "name", "engine_id") for _, caller in sorted(callers.items())),
-        tuple(_receiving(t, now) for _, t in sorted(receiver._transfers.items())),
+        tuple(_receiving(t, reads, now) for _, t in sorted(receiver._transfers.items())),
         _retired(receiver._retired),
         tuple(_session(session, now) for session in endpoint._outbound._sessions.values()),
+        tuple((name, peer.ready, tuple(sorted(peer.uses))) for name, peer in endpoint._peers._peers.items()),
     )
 
 
@@ -128,18 +130,19 @@ def _field(value: Any, now: float) -> Any:
 def _sending(t: Sending, ops: dict[OpId, int], callers: Iterable[Caller], now: float) -> Print:
     known = t.caller is not None and any(caller is t.caller for caller in callers)
     began = None if t.request_id is not None else ago(t.began, now)
-    fields = _record(t, now, "caller", "watcher", "ops", "began", "at", "nbytes", "descriptors")
+    fields = _record(t, now, "caller", "watcher", "ops", "began", "at", "nbytes", "descriptors", "wire_since", "wire_s")
     peers = tuple(peer and (peer.epoch, peer.link) for peer in (t.caller, t.watcher))
     return fields, began, peers, known, tuple(sorted(ops[op] for op in t.ops))
 
 
 def _session(session: Session, now: float) -> Print:
     decides_nothing = ("welcome_by", "suspicion") if session.state is SessionState.READY else ()
-    return _record(session, now, *decides_nothing)
+    return _record(session, now, "memory", "rates", *decides_nothing)
 
 
-def _receiving(t: Receiving, now: float) -> Print:
-    return _record(t, now, "at"), ago(t.at.get("accepted"), now), "cancelled" in t.at
+def _receiving(t: Receiving, reads: dict[OpId, int], now: float) -> Print:
+    times = tuple(ago(t.at.get(stage), now) for stage in ("accepted", "read"))
+    return _record(t, now, "at", "ops"), times, "cancelled" in t.at, tuple(sorted(reads[op] for op in t.ops))
 
 
 def _retired(retired: Retired) -> Print:
@@ -161,8 +164,12 @@ def print_frame(data: bytes, now: float) -> Print:
     match message:
         case Heartbeat(_, keys):
             body: Print = keys
-        case Register(key) | Welcome(key):
-            body = (key,)
+        case Register(key, mode=mode):
+            body = (key, mode)
+        case Welcome(engine):
+            body = (engine,)
         case _:
-            body = tuple(str(getattr(message, name)) for name in message.__struct_fields__ if name != "clock")
+            body = tuple(
+                str(getattr(message, name)) for name in message.__struct_fields__ if name not in ("clock", "wire_s")
+            )
     return type(message).__name__, frame.source, frame.destination, ago(clock, now), body

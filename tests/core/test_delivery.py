@@ -267,7 +267,7 @@ def test_notice_that_comes_twice_is_counted_and_ignored(world: World) -> None:
     d.receive(key, p, 10)
     p.final(key, 10)
     world.run_until(lambda: key in d.received)
-    notice = world.data.writes[0].post.notice
+    notice = world.data.writes[0].notice
     d.input(lambda now: d.endpoint.notice_received(notice, now))
     world.settle()
     assert d.counted["late_notice", Reason.RETIRED_TRANSFER] == 1

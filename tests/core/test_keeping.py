@@ -10,14 +10,15 @@ from kvpush.core.errors import Reason
 from kvpush.core.events import Outcome, Purpose, Role
 from kvpush.core.ids import Key
 from kvpush.core.messages import Ask
+from kvpush.core.mode import ModeSetting
 
 HELD = tuple(range(45))
 KEPT = digests_of(HELD)
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
+@pytest.fixture(params=[ModeSetting.PUSH, ModeSetting.PULL])
+def world(request: pytest.FixtureRequest) -> World:
+    return World(mode=request.param)
 
 
 def asked(world: World, p: Process, d: Process, key: Key, digests: Digests) -> int:

@@ -23,6 +23,7 @@ from kvpush.core.messages import (
     Beat,
     Begun,
     Cancel,
+    Confirmed,
     Drained,
     Draining,
     Dropped,
@@ -33,8 +34,11 @@ from kvpush.core.messages import (
     Holds,
     Interest,
     Message,
+    Offer,
+    Opened,
     Refuse,
     Register,
+    Released,
     Welcome,
     Writing,
     Written,
@@ -43,19 +47,23 @@ from kvpush.core.messages import (
     encode_frame,
     encode_notice,
 )
+from kvpush.core.mode import Mode
 
 KEY = Key(TransferId("0123456789abcdef0123456789abcdef"), 2)
 
 MESSAGES: tuple[Message, ...] = (
-    Hello(EngineId("d"), EngineId("p"), make_layout(1, 4, 8), b"\x01\x02"),
-    Welcome(EngineId("p"), 1.5),
+    Hello(EngineId("d"), EngineId("p"), make_layout(1, 4, 8), b"\x01\x02", (Mode.PUSH, Mode.PULL)),
+    Welcome(EngineId("p"), 1.5, (Mode.PULL,), Opened(make_layout(0, 4, 8), b"\x03")),
     Refuse(Reason.BAD_BLOCK, "blocks[0]", "id 9 is not in [0, 8)", KEY),
     Interest(KEY),
     Begun(KEY),
     Register(KEY, Span(4, 10), ((3, 1),), 2.25, True),
     Accepted(KEY),
+    Offer(KEY, ((5, 2),), 17),
+    Released(KEY),
+    Confirmed(KEY),
     Writing(KEY),
-    Written(KEY),
+    Written(KEY, 4096, 0.5),
     Failed(KEY, Reason.LEASE_EXPIRED, "nothing was heard"),
     Cancel(KEY, Reason.ABORTED),
     Dropped(KEY),
@@ -155,6 +163,44 @@ GOLDEN[3] = {
     "Holds": (
         "9403050683a474797065a5686f6c6473a36b657992d920303132333435363738396162636465663031323334353637383961"
         "626364656602a6746f6b656e7310"
+    ),
+}
+GOLDEN[4] = {
+    "Hello": (
+        "9404050686a474797065a568656c6c6fa9656e67696e655f6964a164a577616e7473a170a66c61796f75748ca56d6f64656c"
+        "a16da56474797065a7666c6f61743332aa686561645f627974657304ab746f74616c5f686561647301aa686561645f737461"
+        "727400a8686561645f656e6401a774705f72616e6b00a774705f73697a6501a66d656d6f7279a46472616da667726f757073"
+        "91920408a6706c616e6573929aa66c6179657230a16b00cf00000001000000001004040100a09aa66c6179657230a17600cf"
+        "00000001000000801004040100a0a7726567696f6e739193cf0000000100000000cd010000a86d65746164617461c4020102"
+        "a56d6f64657392a470757368a470756c6c"
+    ),
+    "Welcome": (
+        "9404050685a474797065a777656c636f6d65a9656e67696e655f6964a170a5636c6f636bcb3ff8000000000000a56d6f6465"
+        "7391a470756c6ca66d656d6f7279928ca56d6f64656ca16da56474797065a7666c6f61743332aa686561645f627974657304"
+        "ab746f74616c5f686561647301aa686561645f737461727400a8686561645f656e6401a774705f72616e6b00a774705f7369"
+        "7a6501a66d656d6f7279a46472616da667726f75707391920408a6706c616e6573929aa66c6179657230a16b000010040401"
+        "00a09aa66c6179657230a17600cc801004040100a0a7726567696f6e73919300cd010000c40103"
+    ),
+    "Register": (
+        "9404050687a474797065a87265676973746572a36b657992d920303132333435363738396162636465663031323334353637"
+        "383961626364656602a47370616e92040aa6626c6f636b7391920301a46563686fcb4002000000000000ab77616e74735f74"
+        "6f6b656ec3a46d6f6465a470757368"
+    ),
+    "Offer": (
+        "9404050684a474797065a56f66666572a36b657992d920303132333435363738396162636465663031323334353637383961"
+        "626364656602a6626c6f636b7391920502a5746f6b656e11"
+    ),
+    "Released": (
+        "9404050682a474797065a872656c6561736564a36b657992d920303132333435363738396162636465663031323334353637"
+        "383961626364656602"
+    ),
+    "Confirmed": (
+        "9404050682a474797065a9636f6e6669726d6564a36b657992d9203031323334353637383961626364656630313233343536"
+        "37383961626364656602"
+    ),
+    "Written": (
+        "9404050684a474797065a77772697474656ea36b657992d92030313233343536373839616263646566303132333435363738"
+        "3961626364656602a66e6279746573cd1000a6776972655f73cb3fe0000000000000"
     ),
 }
 """Frames from process 5 to process 6, by version and message, in hexadecimal. When the wire changes, `VERSION` goes up,

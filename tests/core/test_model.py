@@ -10,6 +10,10 @@ from core.bounds import FAULTS, Bounds
 from core.explore import Search, Violation, explore, walk
 
 from kvpush.core import receiver
+from kvpush.core.errors import Reason
+from kvpush.core.events import Outcome
+from kvpush.core.mode import Mode
+from kvpush.core.receiving import Receiving
 from kvpush.core.tables import RECEIVER, SENDER, Recv, RecvAction, RecvInput, Send, SendAction, SendInput
 
 QUICK_FAULTS = ("lose", "double", "fail", "unnoticed", "crash p", "crash d")
@@ -22,10 +26,11 @@ def report(name: str, search: Search, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_transfer_with_one_fault_anywhere(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
-    search = explore(Bounds(kinds=(fault,)), most_states=30_000)
-    report(f"one transfer, one fault ({fault})", search, capsys)
+def test_one_transfer_with_one_fault_anywhere(fault: str, mode: Mode, capsys: pytest.CaptureFixture[str]) -> None:
+    search = explore(Bounds(kinds=(fault,), mode=mode), most_states=30_000)
+    report(f"one transfer, {mode}, one fault ({fault})", search, capsys)
     assert search.is_complete
 
 
@@ -54,10 +59,11 @@ def test_two_transfers_of_which_one_may_be_given_up(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.timeout(600)
-def test_two_transfers_in_two_parts_with_three_faults_at_random(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("mode", Mode)
+def test_two_transfers_in_two_parts_with_three_faults_at_random(mode: Mode, capsys: pytest.CaptureFixture[str]) -> None:
     """Every kind of fault, deeper than every interleaving can be followed."""
-    search = walk(Bounds(transfers=2, blocks=2, faults=3), range(400), steps=60)
-    report("two transfers in two parts, three faults, at random", search, capsys)
+    search = walk(Bounds(transfers=2, blocks=2, faults=3, mode=mode), range(400), steps=60)
+    report(f"two transfers in two parts, {mode}, three faults, at random", search, capsys)
 
 
 @pytest.mark.long
@@ -120,3 +126,23 @@ def test_check_finds_a_transfer_that_waits_for_ever(monkeypatch: pytest.MonkeyPa
     """R4 broken: a cancel is never repeated, and nothing bounds the wait for its answer."""
     monkeypatch.setattr(receiver.Receiver, "_wait", lambda *_: None)
     assert caught(Bounds(faults=1, kinds=("lose",))).startswith("R4")
+
+
+def test_check_finds_blocks_that_are_freed_under_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1 broken: an abort does not wait for our own reads."""
+    freed = (Recv.CANCELLING, (RecvAction.FREE, RecvAction.CANCEL))
+    monkeypatch.setitem(RECEIVER, (Recv.READING, RecvInput.ABORT), freed)
+    assert caught(Bounds(faults=0, mode=Mode.PULL)).startswith("R1")
+
+
+def test_check_finds_a_severed_read_that_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1 broken: blocks come back as soon as the transport has let go of a read."""
+    monkeypatch.setitem(RECEIVER, (Recv.READING, RecvInput.PEER_LOST), (Recv.RETIRED, (RecvAction.RETIRE,)))
+    assert caught(Bounds(kinds=("crash p",), mode=Mode.PULL)).startswith("R1")
+
+
+def test_check_finds_text_that_nobody_has_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R6 broken: the receiver believes what it has read."""
+    monkeypatch.setitem(RECEIVER, (Recv.READING, RecvInput.READ), (Recv.RETIRED, (RecvAction.RETIRE,)))
+    monkeypatch.setattr(Receiving, "ending", (Outcome.DELIVERED, Reason.OK, ""))
+    assert caught(Bounds(kinds=("lose", "hang p"), faults=2, mode=Mode.PULL)).startswith("R6")

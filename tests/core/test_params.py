@@ -6,6 +6,7 @@ import pytest
 
 from kvpush.core.errors import ConfigError
 from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
+from kvpush.core.mode import Mode
 from kvpush.core.params import (
     ReceiveParams,
     Reference,
@@ -26,8 +27,18 @@ def test_prefill_leg_is_read_as_it_was_written(reuse: Reference | None) -> None:
 
 
 @pytest.mark.parametrize("keep", [None, OTHER])
-def test_decode_leg_is_read_as_it_was_written(keep: Key | None) -> None:
-    assert parse(receive_params(KEY, TARGET, 4, keep)) == ReceiveParams(KEY, TARGET, 4, keep)
+@pytest.mark.parametrize("mode", [None, *Mode])
+def test_decode_leg_is_read_as_it_was_written(keep: Key | None, mode: Mode | None) -> None:
+    assert parse(receive_params(KEY, TARGET, 4, keep, mode)) == ReceiveParams(KEY, TARGET, 4, keep, mode)
+
+
+def test_request_for_auto_leaves_the_choice_to_the_pair() -> None:
+    assert parse({**receive_params(KEY, TARGET), "mode": "auto"}) == ReceiveParams(KEY, TARGET, 1)
+
+
+def test_unknown_mode_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"'teleport'.*\$\.mode"):
+        parse({**receive_params(KEY, TARGET), "mode": "teleport"})
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def deep_pair(world: World) -> tuple[Process, Process]:
 
 def parts_of(world: World) -> list[int]:
     """The number of parts that each notice names, in the order of posting."""
-    return [decode_notice(write.post.notice).parts for write in world.data.writes]
+    return [decode_notice(write.notice).parts for write in world.data.writes]
 
 
 def test_layers_are_written_as_they_become_final(world: World) -> None:

@@ -61,6 +61,25 @@ def test_sender_posts_only_where_writing_is_allowed() -> None:
     assert advancing == {Send.WAITING, Send.WRITING}
 
 
+def test_sender_confirms_only_what_it_has_held_all_along() -> None:
+    """R6 with pull: from the offer on the state is never left and entered again."""
+    confirming = {key for key, (_, actions) in SENDER.items() if SendAction.CONFIRM in actions}
+    assert confirming == {(Send.OFFERED, SendInput.RELEASE)}
+    assert {state for (state, _), (after, _) in SENDER.items() if after is Send.OFFERED} == {
+        Send.PROMISED,
+        Send.OFFERED,
+    }
+
+
+def test_receiver_leaves_reads_in_flight_only_when_they_have_stopped_or_after_a_time() -> None:
+    """R1 with pull."""
+    assert not ends_of(RECEIVER, Recv.READING, Recv.RETIRED) | ends_of(RECEIVER, Recv.STOPPING, Recv.RETIRED)
+    assert ends_of(RECEIVER, Recv.SEVERED, Recv.RETIRED) == {RecvInput.SAFE}
+    freeing = {key for key, (_, actions) in RECEIVER.items() if RecvAction.FREE in actions}
+    assert not [happened for state, happened in freeing if state in (Recv.READING, Recv.SEVERED)]
+    assert ends_of(RECEIVER, Recv.STOPPING, Recv.CANCELLING) == {RecvInput.STOPPED}
+
+
 def test_sender_leaves_writes_in_flight_only_when_they_have_stopped() -> None:
     """R2: nothing else ends a transfer that is writing or draining."""
     ends = ends_of(SENDER, Send.WRITING, Send.RETIRED) | ends_of(SENDER, Send.DRAINING, Send.RETIRED)

@@ -15,6 +15,7 @@ from core.process import Process
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.ids import Address, Key, TransferId
 from kvpush.core.layout import Layout
+from kvpush.core.mode import ModeSetting
 
 CONFIG = ProtocolConfig(stop_s=5.0)
 
@@ -22,8 +23,10 @@ CONFIG = ProtocolConfig(stop_s=5.0)
 class World:
     """Time, processes, network, data plane and oracle."""
 
-    def __init__(self, config: ProtocolConfig = CONFIG) -> None:
+    def __init__(self, config: ProtocolConfig = CONFIG, mode: ModeSetting = ModeSetting.PUSH) -> None:
+        """`mode`: of processes that have none of their own."""
         self.config = config
+        self.mode = mode
         self.now = 100.0
         self.processes: list[Process] = []
         self.network = Network(self)
@@ -34,18 +37,24 @@ class World:
         self._keys = 0
 
     # processes ------------------------------------------------------------------------------------------
-    def start(self, engine_id: str, layout: Layout | None = None, address: Address | None = None) -> Process:
+    def start(
+        self,
+        engine_id: str,
+        layout: Layout | None = None,
+        address: Address | None = None,
+        mode: ModeSetting | None = None,
+    ) -> Process:
         """Start a process at an address of its own, or at a given one."""
         number = len(self.processes)
         where = address or Address("10.0.0.1", 7000 + number)
-        process = Process(self, number, where, engine_id, layout)
+        process = Process(self, number, where, engine_id, layout, mode or self.mode)
         self.processes.append(process)
         return process
 
     def restart(self, process: Process) -> Process:
         """Kill a process, and start another one at its address and with its engine id."""
         process.kill()
-        return self.start(process.engine_id, address=process.address)
+        return self.start(process.engine_id, address=process.address, mode=process.mode)
 
     def pair(self) -> tuple[Process, Process]:
         """A sender and a receiver."""

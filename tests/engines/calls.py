@@ -133,7 +133,8 @@ class State:
     """What a test may want to know of an engine. `counted`, `reused`: kvpush's counters since the start.
 
     `writes`: NIXL transfer handles that are open. `sockets`: open sockets of the whole process. `kept`: finished
-    requests that are kept for another turn.
+    requests that are kept for another turn. `delivered`: transfers by role and mode; `chosen`: the modes that were
+    chosen by measurement, by peer.
     """
 
     free_blocks: int
@@ -144,6 +145,8 @@ class State:
     counted: dict[str, int]
     transfers: dict[str, int]
     nbytes: dict[str, int]
+    delivered: dict[str, int]
+    chosen: dict[str, str]
     reused: int
     kept: int
 

@@ -32,6 +32,7 @@ from engines.calls import (
 from engines.nursery import nursery
 
 from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
+from kvpush.core.mode import Mode
 from kvpush.core.params import receive_params, send_params
 
 START_S = 300.0
@@ -145,14 +146,14 @@ class Pair:
         self.decode = decode
         self._sockets: dict[str, int] = {}
 
-    def legs(self, ask: Ask) -> tuple[Ask, Ask]:
+    def legs(self, ask: Ask, mode: Mode | None = None) -> tuple[Ask, Ask]:
         """The two legs of a request, as a router makes them: one for P, one for D."""
         key = new_key()
         ready = self.prefill.ready
         target = Target(Address(ready.host, ready.port), EngineId(ready.engine_id))
         return (
             replace(ask, max_tokens=1, logprobs=None, stop_token_ids=(), params=send_params(key)),
-            replace(ask, params=receive_params(key, target)),
+            replace(ask, params=receive_params(key, target, mode=mode)),
         )
 
     def ask(self, *asks: Ask) -> list[Answer]:

@@ -13,6 +13,7 @@ _SHAPES = [
         ("cached", {"prefix_caching": True}),
         ("uncached", {"prefix_caching": False}),
         ("chunked", {"max_num_batched_tokens": 192, "max_num_seqs": 16}),
+        ("pull", {"prefix_caching": True, "extra": {"port": 0, "mode": "pull"}}),
     )
 ]
 

@@ -9,8 +9,17 @@ from engines.harness import Pair, eventually, new_id, prompt_of
 pytestmark = pytest.mark.engine
 
 _SIZES = [
-    pytest.param(({"block_size": mine}, {"block_size": theirs}), id=f"prefill{mine}-decode{theirs}")
-    for mine, theirs in ((32, 32), (32, 128), (128, 32))
+    pytest.param(
+        tuple({"block_size": size, "extra": {"port": 0, "mode": mode}} for size in sizes),
+        id="prefill{}-decode{}-{}".format(*sizes, mode),
+    )
+    for mode, sizes in (
+        ("push", (32, 32)),
+        ("push", (32, 128)),
+        ("push", (128, 32)),
+        ("pull", (32, 128)),
+        ("pull", (128, 32)),
+    )
 ]
 
 

@@ -13,6 +13,7 @@ from kvpush.core.config import ProtocolConfig
 from kvpush.core.events import Ended, Event, ReceiveEnded, SourceFree, TransferRecord
 from kvpush.core.ids import Address, EngineId, Key, RequestId, Target, TransferId
 from kvpush.core.layout import Group, Kind, Layout, Plane, Region, Span
+from kvpush.core.mode import Mode, ModeSetting
 from kvpush.runtime.thread import ThreadConfig, TransferThread
 from kvpush.transport.base import Transport
 
@@ -50,10 +51,13 @@ class Side:
         protocol: ProtocolConfig = BRISK,
         config: ThreadConfig | None = None,
     ) -> None:
-        """`config` takes the place of name, secret and protocol."""
+        """`config` takes the place of name, secret and protocol. Transfers are pushed unless `receive` says otherwise:
+        they are too small for a choice."""
         # planes, blocks, tokens, heads, bytes
         self.cache: NDArray[np.uint8] = np.zeros((LAYERS * KINDS, BLOCKS, BLOCK_SIZE, HEADS, HEAD_BYTES), np.uint8)
-        config = config or ThreadConfig(engine_id=EngineId(name), listen=LOCAL, secret=secret, protocol=protocol)
+        config = config or ThreadConfig(
+            engine_id=EngineId(name), listen=LOCAL, secret=secret, protocol=protocol, mode=ModeSetting.AUTO
+        )
         self._config, self._make_transport = config, make_transport
         self.thread = TransferThread(config, self._layout(), make_transport)
         self.events: list[Event] = []
@@ -129,9 +133,16 @@ def final(key: Key, tokens: int, blocks: tuple[int, ...]) -> Final:
     return Final(key, RequestId(f"send-{key}"), tokens, (blocks,))
 
 
-def receive(key: Key, sender: Address, tokens: int, blocks: tuple[int, ...], engine: str | None = None) -> Receive:
+def receive(
+    key: Key,
+    sender: Address,
+    tokens: int,
+    blocks: tuple[int, ...],
+    engine: str | None = None,
+    mode: Mode | None = None,
+) -> Receive:
     target = Target(sender, EngineId(engine) if engine else None)
-    return Receive(key, RequestId(f"recv-{key}"), target, Span(0, tokens), (blocks,))
+    return Receive(key, RequestId(f"recv-{key}"), target, Span(0, tokens), (blocks,), mode=mode)
 
 
 def answer(side: Side, key: Key, within_s: float = 10.0) -> ReceiveEnded | SourceFree:

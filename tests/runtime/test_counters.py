@@ -6,8 +6,19 @@ import msgspec
 import pytest
 
 from kvpush.core.errors import Reason
-from kvpush.core.events import Counted, Ended, Outcome, PeerChanged, Purpose, Role, SourceFree, TransferRecord
+from kvpush.core.events import (
+    Counted,
+    Ended,
+    ModeChosen,
+    Outcome,
+    PeerChanged,
+    Purpose,
+    Role,
+    SourceFree,
+    TransferRecord,
+)
 from kvpush.core.ids import Key, RequestId, TransferId
+from kvpush.core.mode import Mode
 from kvpush.runtime.counters import BOUNDS_S, STAGES, Counters, Histogram, Volume
 
 KEY = Key(TransferId("0" * 32))
@@ -46,6 +57,29 @@ def test_transfers_are_counted_by_role_outcome_and_reason() -> None:
         (Role.RECEIVER, Outcome.DELIVERED, Reason.OK): 2,
         (Role.SENDER, Outcome.DELIVERED, Reason.OK): 1,
         (Role.RECEIVER, Outcome.FAILED, Reason.ABORTED): 1,
+    }
+
+
+def test_deliveries_are_counted_by_who_moved_the_bytes() -> None:
+    pulled = msgspec.structs.replace(RECEIVED, mode=Mode.PULL)
+    not_needed = msgspec.structs.replace(RECEIVED, reason=Reason.NOT_NEEDED)
+    moved = counted(RECEIVED, pulled, pulled, SENT, ABORTED, not_needed).modes
+    assert moved == {
+        (Role.RECEIVER, Mode.PUSH): 1,
+        (Role.RECEIVER, Mode.PULL): 2,
+        (Role.SENDER, Mode.PUSH): 1,
+    }
+
+
+def test_latest_choice_of_each_pair_survives_merging_and_travelling() -> None:
+    counters, later = Counters(), Counters()
+    counters.add(ModeChosen("p", Mode.PUSH, 2e9, 1e9))
+    later.add(ModeChosen("p", Mode.PULL, 1e9, 3e9))
+    later.add(ModeChosen("q", Mode.PUSH, 1e9, 1e9))
+    counters.merge(later)
+    assert Counters.from_plain(counters.to_plain()).pairs == {
+        "p": ModeChosen("p", Mode.PULL, 1e9, 3e9),
+        "q": ModeChosen("q", Mode.PUSH, 1e9, 1e9),
     }
 
 

@@ -64,6 +64,10 @@ class BuggyTransport:
         self._bugs.strike("post")
         self._inner.post_write(op, peer, plan, notice)
 
+    def post_read(self, op: OpId, peer: PeerName, plan: Plan) -> None:
+        self._bugs.strike("post")
+        self._inner.post_read(op, peer, plan)
+
     def poll(self) -> list[TransportEvent]:
         self._bugs.strike("poll")
         return self._inner.poll()

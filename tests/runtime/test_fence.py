@@ -53,6 +53,10 @@ class Freezer:
             assert self.thaw.wait(10.0)
         self._inner.post_write(op, peer, plan, notice)
 
+    def post_read(self, op: OpId, peer: PeerName, plan: Plan) -> None:
+        self._note("post_read")
+        self._inner.post_read(op, peer, plan)
+
     def poll(self) -> list[TransportEvent]:
         self._note("poll")
         return self._inner.poll()

@@ -40,7 +40,8 @@ def log(caplog: pytest.LogCaptureFixture, *records: TransferRecord, now: float =
 
 def test_line_names_the_key_and_all_that_is_known() -> None:
     assert transfer_line(FAILED) == (
-        "transfer ended key=0123456789abcdef0123456789abcdef.2 role=receiver outcome=failed reason=peer_silent "
+        "transfer ended key=0123456789abcdef0123456789abcdef.2 role=receiver mode=push "
+        "outcome=failed reason=peer_silent "
         "request=cmpl-1 peer=prefill@10.0.0.1:5600 tokens=100 blocks=7 bytes=4096 descriptors=7 "
         "requested=0.000ms registered=1.500ms ended=250.000ms detail='no word'"
     )

@@ -74,6 +74,10 @@ class Pair:
     def post(self, op: int, plan: Plan, notice: bytes = b"") -> None:
         self.sender.transport.post_write(OpId(op), RECEIVER, plan, notice)
 
+    def read(self, op: int, plan: Plan) -> None:
+        """The other way: from the plan's remote side into the sender's memory."""
+        self.sender.transport.post_read(OpId(op), RECEIVER, plan)
+
     def poll(self) -> None:
         self.sender.poll()
         self.receiver.poll()

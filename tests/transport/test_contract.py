@@ -183,6 +183,65 @@ def test_removed_peer_can_come_back(pair: Pair) -> None:
     assert np.array_equal(pair.receiver.memory[5:15], pair.sender.memory[5:15])
 
 
+# reads ----------------------------------------------------------------------------------------------------
+def test_read_copies_its_runs_and_nothing_else(pair: Pair) -> None:
+    """`sender` has memory without zeros; it reads from `receiver`, whose memory is 200 everywhere."""
+    pair.receiver.memory[:] = 200
+    before = pair.sender.memory.copy()
+    pair.read(1, pair.plan((100, 0, 50), (5000, 1000, 1), (200, 3000, 4096)))
+    pair.poll_until(lambda: pair.sender.done(1))
+    for target, nbytes in ((100, 50), (5000, 1), (200, 4096)):
+        before[target : target + nbytes] = 200
+    assert np.array_equal(pair.sender.memory, before)
+    assert (pair.receiver.memory == 200).all()
+    assert pair.receiver.notices == []
+
+
+def test_every_byte_is_there_when_a_read_is_done(pair: Pair) -> None:
+    for turn in range(1, 50):
+        pair.receiver.memory[:] = turn
+        pair.read(turn, pair.plan(*((i * 1024, i * 1024, 512) for i in range(64))))
+        pair.poll_until(partial(pair.sender.done, turn))
+        assert (pair.sender.memory.reshape(-1, 1024)[:, :512] == turn).all()
+
+
+def test_reads_and_writes_to_one_peer_go_on_at_once(pair: Pair) -> None:
+    pair.receiver.memory[:100] = 9
+    pair.read(-1, pair.plan((0, 0, 100)))
+    pair.post(1, pair.plan((500, 500, 100)), b"n")
+    pair.read(-2, NOTHING)
+    pair.poll_until(lambda: all(map(pair.sender.done, (-1, -2, 1))) and pair.receiver.notices)
+    assert (pair.sender.memory[:100] == 9).all()
+    assert np.array_equal(pair.receiver.memory[500:600], pair.sender.memory[500:600])
+
+
+@pytest.mark.parametrize("run", [(0, AREA - 1, 2), (0, -1, 1), (AREA - 1, 0, 2), (-1, 0, 1)])
+def test_read_outside_of_registered_memory_is_refused_whole(pair: Pair, run: tuple[int, int, int]) -> None:
+    before = pair.sender.memory.copy()
+    with pytest.raises(TransportError):
+        pair.read(1, pair.plan((0, 0, 10), run))
+    pair.read(2, pair.plan((20, 20, 10)))
+    pair.poll_until(lambda: pair.sender.done(2))
+    assert not pair.sender.done(1)
+    assert np.array_equal(pair.sender.memory[:10], before[:10])
+
+
+def test_read_from_an_unknown_peer_is_refused(pair: Pair) -> None:
+    with pytest.raises(TransportError, match="no peer nobody"):
+        pair.sender.transport.post_read(OpId(1), PeerName("nobody"), pair.plan((0, 0, 1)))
+
+
+def test_every_read_ends_once_when_its_peer_is_removed(pair: Pair) -> None:
+    for op in range(10):
+        pair.read(op, pair.plan((0, 0, 1000)))
+    pair.sender.transport.remove_peer(RECEIVER)
+    pair.poll_until(lambda: all(pair.sender.done(op) for op in range(10)))
+    for _ in range(100):
+        pair.poll()
+    assert [len(pair.sender.done(op)) for op in range(10)] == [1] * 10
+
+
+# several peers and regions --------------------------------------------------------------------------------
 def test_one_sender_reaches_several_receivers(make: Make) -> None:
     pair = Pair.joined(make(), make())
     other, memory = make(), np.zeros(AREA, np.uint8)

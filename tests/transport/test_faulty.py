@@ -55,6 +55,41 @@ def copied(pair: Pair) -> int:
     return int(np.count_nonzero(pair.receiver.memory))
 
 
+@pytest.mark.parametrize("kind", [K.READ_FAILS, K.READ_TORN, K.READ_LATE])
+def test_fault_of_a_read_hits_the_first_one_only(kind: FaultKind) -> None:
+    pair = sending(kind, polls=5)
+    pair.receiver.memory[:] = 200
+    before = pair.sender.memory.copy()
+    pair.read(1, pair.plan((0, 0, 100), (1000, 1000, 100)))
+    polls_until(pair, lambda: pair.sender.done(1))
+    changed = int(np.count_nonzero(pair.sender.memory == 200) - np.count_nonzero(before == 200))
+    assert bool(pair.sender.done(1)[0].error) == (kind is not K.READ_LATE)
+    assert (changed > 150, changed > 0) == {K.READ_FAILS: (False, False), K.READ_TORN: (False, True)}.get(
+        kind, (True, True)
+    )
+    pair.read(2, pair.plan((0, 0, 100)))
+    polls_until(pair, lambda: pair.sender.done(2))
+    assert pair.sender.done(2)[0].error == ""
+    assert injected(pair.sender.transport) == [kind]
+
+
+def test_read_that_is_refused_reads_nothing() -> None:
+    pair = sending(K.READ_RAISES)
+    with pytest.raises(TransportError, match="injected"):
+        pair.read(1, pair.plan((0, 0, 100)))
+
+
+def test_read_that_is_stuck_ends_with_its_peer() -> None:
+    pair = sending(K.READ_STUCK)
+    pair.read(1, pair.plan((0, 0, 100)))
+    for _ in range(50):
+        pair.poll()
+    assert not pair.sender.done(1)
+    pair.sender.transport.remove_peer(RECEIVER)
+    polls_until(pair, lambda: pair.sender.done(1))
+    assert "removed" in pair.sender.done(1)[0].error
+
+
 def test_peer_that_cannot_be_loaded_takes_no_writes() -> None:
     with pytest.raises(TransportError, match="injected: receiver"):
         sending(K.ADD_PEER_FAILS)

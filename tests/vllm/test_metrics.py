@@ -9,8 +9,9 @@ import pytest
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
 
 from kvpush.core.errors import Reason
-from kvpush.core.events import Counted, Ended, Outcome, Purpose, Role, TransferRecord
+from kvpush.core.events import Counted, Ended, ModeChosen, Outcome, Purpose, Role, TransferRecord
 from kvpush.core.ids import Address, Key, RequestId, TransferId
+from kvpush.core.mode import Mode
 from kvpush.vllm.metrics import EngineMetrics, EngineStats
 
 _LABELS = {"model_name": "m", "engine": "0"}
@@ -133,3 +134,16 @@ def test_engine_with_a_free_port_shows_its_address_once_it_knows_it() -> None:
 
     labels = {"engine_id": "e1", "host": "127.0.0.1", "port": "41000", "tp_size": "2", "role": "kv_producer"}
     assert _value("kvpush_engine_info", **labels) == 1
+
+
+def test_modes_and_what_was_chosen_are_shown() -> None:
+    metrics, stats = _metrics({}), EngineStats()
+    stats.add(_ended(Outcome.DELIVERED, Reason.OK))
+    stats.add(ModeChosen("p@10.0.0.1:5600", Mode.PULL, 1e9, 3e9))
+
+    metrics.observe(_carried(stats))
+
+    peer = {"peer": "p@10.0.0.1:5600"}
+    assert _value("kvpush_delivered_total", role="receiver", mode="push") == 1
+    assert [_value("kvpush_pair_mode", mode=mode, **peer) for mode in Mode] == [0, 1]
+    assert [_value("kvpush_pair_bytes_per_second", mode=mode, **peer) for mode in Mode] == [1e9, 3e9]

@@ -6,6 +6,7 @@ import pytest
 
 from kvpush.core.errors import ConfigError
 from kvpush.core.ids import Address
+from kvpush.core.mode import Mode
 from kvpush.vllm.settings import read_settings
 
 
@@ -48,6 +49,7 @@ def test_protocol_times_are_set_beside_the_rest() -> None:
         ({"lease_s": -1}, "lease_s"),
         ({"backends": []}, "kv_connector_extra_config.backends"),
         ({"poll_us": 0}, "kv_connector_extra_config.poll_us"),
+        ({"mode": "teleport"}, "kv_connector_extra_config.mode"),
         ({"keep_share": 1.5}, "kv_connector_extra_config.keep_share"),
         ({"keep_s": 0}, "kv_connector_extra_config.keep_s"),
     ],
@@ -57,6 +59,14 @@ def test_bad_setting_is_named(given: dict[str, Any], named: str) -> None:
         read_settings(given, {})
 
     assert caught.value.field == named
+
+
+@pytest.mark.parametrize(
+    ("mode", "modes"), [("push", (Mode.PUSH,)), ("pull", (Mode.PULL,)), ("auto", (Mode.PUSH, Mode.PULL))]
+)
+def test_mode_says_what_an_engine_takes_part_in(mode: str, modes: tuple[Mode, ...]) -> None:
+    assert read_settings({"mode": mode}, {}).mode.modes == modes
+    assert read_settings({}, {}).mode.modes == (Mode.PUSH,)
 
 
 def test_unknown_setting_is_answered_with_those_that_exist() -> None:

@@ -9,6 +9,7 @@ from kvpush.cli.cluster import Cluster
 from kvpush.cli.parts import FIRST_TOKEN_ARGS, ClusterSpec
 from kvpush.cli.up import make_spec
 from kvpush.core.errors import ConfigError
+from kvpush.core.mode import ModeSetting
 from kvpush.router.config import Connector
 from kvpush.sim.settings import SimSettings
 
@@ -87,6 +88,7 @@ def make_cluster(setting: Setting, contender: Contender, round_number: int) -> C
     base = make_spec(
         "tiny",
         connector=_CONNECTORS[contender],
+        mode=ModeSetting.PULL if contender is Contender.KVPUSH_PULL else ModeSetting.PUSH,
         device=setting.device,
         log_dir=logs,
         vllm_args=("--kv-cache-memory-bytes", str(setting.kv_bytes), *setting.vllm_args),
@@ -96,8 +98,6 @@ def make_cluster(setting: Setting, contender: Contender, round_number: int) -> C
     fields["env"] = {**base.env, **_env(setting, logs)}
     if _CONNECTORS[contender] is Connector.KVPUSH:
         fields["connector_config"] = {**base.connector_config, **setting.kvpush}
-    if contender is Contender.KVPUSH_PULL:
-        fields["connector_config"] = {**fields["connector_config"], "mode": "pull"}
     if contender is Contender.KVPUSH_FIRST:
         fields["decode_args"] = (*base.decode_args, *FIRST_TOKEN_ARGS)
     return Cluster(ClusterSpec(**fields))

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any
@@ -15,6 +16,7 @@ from kvpush.bench.micro import Measure
 from kvpush.core.errors import KVPushError
 from kvpush.core.ids import OpId, PeerName
 from kvpush.core.layout import Group, Kind, Layout, Plane, Region, Span
+from kvpush.core.mode import Mode
 from kvpush.core.planner import Plan, plan
 from kvpush.transport.base import OpDone
 from kvpush.transport.nixl import NixlTransport
@@ -26,6 +28,7 @@ REPEATS = 5
 WAYS: Mapping[str, Mapping[str, str]] = {"default": {}, "tcp": {"UCX_TLS": "tcp"}}
 """UCX's own choice (shared memory on one host), and TCP, which behaves more like a network."""
 _SAID = {"default": "by the way UCX chooses", "tcp": "over TCP"}
+_OPERATIONS = {Mode.PUSH: "write", Mode.PULL: "read"}
 _Job = Callable[[Connection, tuple[int, ...], int], None]
 
 _RECEIVER = PeerName("receiver")
@@ -33,12 +36,13 @@ _WAIT_S = 60.0
 
 
 @dataclass(frozen=True)
-class Written:
-    """How long one write of `descriptors` scattered descriptors of `PIECE` bytes took, in seconds.
+class Moved:
+    """How long one write or read of `descriptors` scattered descriptors of `PIECE` bytes took, in seconds.
 
-    `post_s` holds the calling thread; the write was done `wire_s` after that.
+    `post_s` holds the calling thread; it was done `wire_s` after that.
     """
 
+    mode: Mode
     descriptors: int
     post_s: float
     wire_s: float
@@ -100,8 +104,8 @@ def _planner_measures() -> Iterator[Measure]:
 
 
 # NIXL ---------------------------------------------------------------------------------------------------
-def written(way: str, counts: tuple[int, ...] = COUNTS, repeats: int = REPEATS) -> list[Written]:
-    """Writes of each number of descriptors between two new processes, `repeats` times each.
+def moved(way: str, counts: tuple[int, ...] = COUNTS, repeats: int = REPEATS) -> list[Moved]:
+    """Writes and reads of each number of descriptors between two new processes, `repeats` times each.
 
     Raises `KVPushError` when a process ends early or does not answer.
     """
@@ -113,7 +117,7 @@ def written(way: str, counts: tuple[int, ...] = COUNTS, repeats: int = REPEATS) 
         process.start()
     try:
         others.send(_answer(ours))
-        rows: list[Written] = _answer(others)
+        rows: list[Moved] = _answer(others)
         return rows
     finally:
         for process in processes:
@@ -154,9 +158,9 @@ def _send(pipe: Connection, counts: tuple[int, ...], repeats: int) -> None:
     transport.add_peer(_RECEIVER, metadata)
     rng = np.random.default_rng(5)
     rows = []
-    for count in counts:
-        _write(transport, _scattered(rng, memory.ctypes.data, address, count))  # connects, faults pages in
-        rows += [_write(transport, _scattered(rng, memory.ctypes.data, address, count)) for _ in range(repeats)]
+    for count, mode in product(counts, Mode):
+        _move(transport, mode, _scattered(rng, memory.ctypes.data, address, count))  # connects, faults pages in
+        rows += [_move(transport, mode, _scattered(rng, memory.ctypes.data, address, count)) for _ in range(repeats)]
     pipe.send(rows)
     pipe.poll(None)
 
@@ -167,24 +171,29 @@ def _scattered(rng: np.random.Generator, local: int, remote: int, count: int) ->
     return Plan(places[0] + local, places[1] + remote, np.full(count, PIECE, np.int64))
 
 
-def _write(transport: NixlTransport, pieces: Plan) -> Written:
+def _move(transport: NixlTransport, mode: Mode, pieces: Plan) -> Moved:
     start = perf_counter()
-    transport.post_write(OpId(1), _RECEIVER, pieces, b"micro")
+    if mode is Mode.PUSH:
+        transport.post_write(OpId(1), _RECEIVER, pieces, b"micro")
+    else:
+        transport.post_read(OpId(-1), _RECEIVER, pieces)
     posted = perf_counter()
     while not (done := [event for event in transport.poll() if isinstance(event, OpDone)]):
         pass
     if done[0].error:
-        raise KVPushError(f"a write failed: {done[0].error}")
-    return Written(pieces.descriptors, posted - start, perf_counter() - posted)
+        raise KVPushError(f"a {_OPERATIONS[mode]} failed: {done[0].error}")
+    return Moved(mode, pieces.descriptors, posted - start, perf_counter() - posted)
 
 
 def _nixl_measures(way: str) -> Iterator[Measure]:
-    rows = written(way)
-    for count in COUNTS:
-        these = [row for row in rows if row.descriptors == count]
-        what = f"a write of {count:,} scattered descriptors of {PIECE // 1024} KiB between two processes, {_SAID[way]}"
-        yield _median(f"nixl.{way}.{count}.post", f"post {what}", [row.post_s for row in these], 1e3, "ms")
-        yield _median(f"nixl.{way}.{count}.wire", f"then finish {what}", [row.wire_s for row in these], 1e3, "ms")
+    rows = moved(way)
+    for count, mode in product(COUNTS, Mode):
+        these = [row for row in rows if (row.descriptors, row.mode) == (count, mode)]
+        name, operation = f"nixl.{way}.{_OPERATIONS[mode]}.{count}", _OPERATIONS[mode]
+        pieces = f"{count:,} scattered descriptors of {PIECE // 1024} KiB"
+        what = f"a {operation} of {pieces} between two processes, {_SAID[way]}"
+        yield _median(f"{name}.post", f"post {what}", [row.post_s for row in these], 1e3, "ms")
+        yield _median(f"{name}.wire", f"then finish {what}", [row.wire_s for row in these], 1e3, "ms")
 
 
 def _median(name: str, what: str, seconds: list[float], scale: float, unit: str) -> Measure:

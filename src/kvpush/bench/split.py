@@ -8,9 +8,9 @@ The stages are intervals between neighbouring marks, so they add up to the TTFT.
     p_compute    .. P's device has finished the prompt
     register     .. D's registration is at P                          (0 when it was early, as it should be)
     match        .. P's transfer thread has both it and the blocks
-    post         .. the first write is posted
-    wire         .. the last write is done
-    notice       .. D's transfer thread has the notice
+    post         .. the first write is posted; with pull, D has heard where to read, and posts
+    wire         .. the last write, or read, is done
+    notice       .. D's transfer thread has the notice; with pull, P's word that what was read is right
     d_wakeup     .. D launches the request's first step
     d_step       .. D's device has finished it
     reply        .. client has the token                              (D's API server, and router)
@@ -61,10 +61,10 @@ def _pair(prefill: Leg, decode: Leg, sent: TransferRecord | None, received: Tran
         transfer = [
             ("register", sent.at.get("registered")),
             ("match", _pick(max, sent.at.get("final"), sent.at.get("registered"))),
-            ("post", sent.at.get("posted")),
+            ("post", sent.at.get("posted", received.at.get("posted"))),
             # the notice may be seen before the sender sees that its write is done
-            ("wire", _pick(min, sent.at.get("written"), received.at.get("noticed"))),
-            ("notice", received.at.get("noticed")),
+            ("wire", _pick(min, sent.at.get("written"), received.at.get("noticed"), received.at.get("read"))),
+            ("notice", received.at.get("noticed", received.at.get("ended"))),
             ("d_wakeup", decode.steps[0].launched),
         ]
     return [

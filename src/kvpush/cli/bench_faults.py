@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from kvpush.core.errors import ConfigError
+from kvpush.core.mode import Mode
 
 _WIDTH = 160
 """Columns of a log that is no terminal."""
@@ -14,9 +15,10 @@ _WIDTH = 160
 
 def bench_faults_command(
     kind: Annotated[list[str] | None, typer.Option(help="Only this kind of fault; may be repeated.")] = None,
+    mode: Annotated[list[Mode] | None, typer.Option(help="Only this mode; may be repeated. [default: both]")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every cell here.")] = None,
 ) -> None:
-    """Try every fault at every moment of a transfer, under both failure policies.
+    """Try every fault at every moment of a transfer, under both failure policies, in push and in pull.
 
     Real are the endpoints, the transfer threads' loops, the faulty transport and the bytes; the clock, the control
     links and the engines' schedulers are simulated. No GPU, no vLLM and no NIXL are needed. Exit status 1 when a
@@ -29,16 +31,19 @@ def bench_faults_command(
     from kvpush.bench.faults.matrix import run_matrix, sums, table
     from kvpush.cli.output import console
 
-    kinds = tuple(kind or KINDS)
+    kinds, modes = tuple(kind or KINDS), tuple(mode or Mode)
     if unknown := [each for each in kinds if each not in KINDS]:
         raise ConfigError("kind", f"'{unknown[0]}' is no kind of fault", f"Use one of: {', '.join(KINDS)}.")
     logging.getLogger("kvpush").setLevel(logging.CRITICAL)  # thousands of failures are the purpose
-    cells = [cell for each in track(kinds, "faults", console=console, transient=True) for cell in run_matrix([each])]
+    cells = [
+        cell for each in track(kinds, "faults", console=console, transient=True) for cell in run_matrix([each], modes)
+    ]
     if json_file:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(cells), indent=1))
     if not console.is_terminal:
         console.width = max(console.width, _WIDTH)
-    console.print(table(cells))
+    for each_mode in modes:
+        console.print(table(cells, each_mode))
     result = sums(cells)
     console.print(str(result))
     if not result.is_good:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvpush.cli.parts import FIRST_TOKEN_ARGS, ClusterSpec, LoadFailurePolicy
+from kvpush.core.errors import ConfigError
+from kvpush.core.mode import ModeSetting
 from kvpush.router.config import Connector, ConversationMode
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ def up_command(
     connector: Annotated[
         Connector, typer.Option(help="KV connector: kvpush, vLLM's own two, or none (plain engines).")
     ] = Connector.KVPUSH,
+    mode: Annotated[
+        ModeSetting, typer.Option(help="kvpush only: who moves the bytes; auto measures both and takes the faster.")
+    ] = ModeSetting.PUSH,
     device: Annotated[
         str, typer.Option(help="cpu (float32, eager), vllm (vLLM's own choice and defaults) or sim:PROFILE.")
     ] = "cpu",
@@ -59,6 +64,7 @@ def up_command(
         prefill=prefill,
         decode=decode,
         connector=connector,
+        mode=mode,
         device=device,
         host=host,
         port=port,
@@ -84,6 +90,7 @@ def make_spec(
     prefill: int | None = None,
     decode: int = 1,
     connector: Connector = Connector.KVPUSH,
+    mode: ModeSetting = ModeSetting.PUSH,
     device: str = "cpu",
     host: str = "127.0.0.1",
     port: int = 0,
@@ -98,6 +105,8 @@ def make_spec(
     from kvpush.cli.device import plan_device
     from kvpush.cli.models import model_path
 
+    if mode is not ModeSetting.PUSH and connector is not Connector.KVPUSH:
+        raise ConfigError("mode", f"{mode} with --connector {connector}", "Leave --mode out, or use kvpush.")
     plan = plan_device(device)
     return ClusterSpec(
         model=plan.model or model_path(model),
@@ -110,6 +119,7 @@ def make_spec(
         host=host,
         port=port,
         block_size=block_size,
+        connector_config={} if mode is ModeSetting.PUSH else {"mode": str(mode)},
         load_failure_policy=load_failure_policy,
         conversations=conversations,
         vllm_args=vllm_args,

@@ -15,6 +15,7 @@ from kvpush.core.errors import Reason
 from kvpush.core.events import Purpose
 from kvpush.core.ids import Key, RequestId, Target
 from kvpush.core.layout import Blocks, Span
+from kvpush.core.mode import Mode
 
 
 class Expect(msgspec.Struct, frozen=True, tag=True):
@@ -44,8 +45,9 @@ class Watch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Receive(msgspec.Struct, frozen=True, tag=True):
-    """Receiver: write tokens `span` into `blocks`. Nothing of our own may still write to them (R12). `wants_token`: the
-    token that the sender has sampled after the prompt is wanted with it, if there is one."""
+    """Receiver: get tokens `span` into `blocks`. Nothing of our own may still write to them (R12). `wants_token`: the
+    token that the sender has sampled after the prompt is wanted with it, if there is one. `mode` is who is to move the
+    bytes; None leaves the choice to what the two engines can do, and do faster."""
 
     key: Key
     request_id: RequestId
@@ -54,6 +56,7 @@ class Receive(msgspec.Struct, frozen=True, tag=True):
     blocks: Blocks
     wants_token: bool = False
     purpose: Purpose = Purpose.PROMPT
+    mode: Mode | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

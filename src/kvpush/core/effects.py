@@ -49,4 +49,12 @@ class Post(msgspec.Struct, frozen=True, tag=True):
     notice: bytes
 
 
-Effect = OpenLink | CloseLink | SendFrame | AddPeer | RemovePeer | Post
+class PostRead(msgspec.Struct, frozen=True, tag=True):
+    """Post one READ into the local side of `plan`, on the same terms."""
+
+    op: OpId
+    peer: PeerName
+    plan: Plan
+
+
+Effect = OpenLink | CloseLink | SendFrame | AddPeer | RemovePeer | Post | PostRead

@@ -7,40 +7,19 @@ happens before the input itself, so that no input is ever judged by a lease that
 
 from collections.abc import Sequence
 
-from kvpush.core.commands import (
-    Abort,
-    Announce,
-    Begin,
-    Command,
-    Disown,
-    Expect,
-    Final,
-    Inquire,
-    Keep,
-    Promise,
-    Receive,
-    Release,
-    Retract,
-    Sampled,
-    Stop,
-    Watch,
-    Withdraw,
-)
-from kvpush.core.config import ProtocolConfig
 from kvpush.core.effects import Effect
+from kvpush.core.engine_side import EngineSide
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
-from kvpush.core.events import Event, Found, PrefillBegun, SourceFree, Stopped
-from kvpush.core.ids import EngineId, Epoch, LinkId, OpId, PeerName, Target
-from kvpush.core.inbound import Caller, Inbound
-from kvpush.core.inquiring import Inquirer
-from kvpush.core.keeping import Keeper
-from kvpush.core.layout import Layout
+from kvpush.core.events import Event
+from kvpush.core.ids import Epoch, LinkId, OpId, PeerName
+from kvpush.core.inbound import Caller
 from kvpush.core.messages import (
     Accepted,
     Ask,
     Beat,
     Begun,
     Cancel,
+    Confirmed,
     Drained,
     Draining,
     Dropped,
@@ -50,133 +29,25 @@ from kvpush.core.messages import (
     Hello,
     Holds,
     Interest,
+    Offer,
     Refuse,
     Register,
+    Released,
     Welcome,
     Writing,
     Written,
     decode_frame,
     decode_notice,
 )
-from kvpush.core.outbound import Outbound, Session, SessionState
-from kvpush.core.outbox import Outbox
-from kvpush.core.receiver import Receiver
-from kvpush.core.sender import Sender
+from kvpush.core.mode import Mode
+from kvpush.core.outbound import Session, SessionState
 
 _ANYONE = Epoch(0)
 
 
-class Endpoint:
+class Endpoint(EngineSide):
     """Joins the parts: who calls us (inbound), what we send (sender) and keep in case that it is asked for (keeper),
     whom we call (outbound), what we receive (receiver) and would like to (inquirer)."""
-
-    def __init__(
-        self, config: ProtocolConfig, engine_id: EngineId, epoch: Epoch, layout: Layout, metadata: bytes
-    ) -> None:
-        """`metadata` is our transport's, sent to peers in the hello."""
-        self._config = config
-        self._engine_id = engine_id
-        self._layout = layout
-        self._metadata = metadata
-        self._outbox = Outbox(epoch)
-        self._inbound = Inbound(config, engine_id, layout, self._outbox)
-        self._outbound = Outbound(config, self._hello, self._outbox)
-        self._sender = Sender(config, layout, self._outbox)
-        self._keeper = Keeper(config, self._sender, self._inbound)
-        self._receiver = Receiver(config, layout, self._outbound, self._outbox)
-        self._inquirer = Inquirer(config, self._outbound, self._outbox)
-        self._stop_by: float | None = None
-
-    def _hello(self, target: Target) -> Hello:
-        return Hello(self._engine_id, target.engine_id, self._layout, self._metadata)
-
-    # our engine -----------------------------------------------------------------------------------------
-    def execute(self, command: Command, now: float) -> None:
-        """Take one command of our engine.
-
-        A command that breaks the rules changes nothing, is counted, keeps its promise of an answer (see
-        commands.py) and raises `LocalProtocolError` for the log.
-        """
-        self.tick(now)
-        try:
-            self._execute(command, now)
-        except LocalProtocolError as error:
-            self._outbox.count("local_error", error.reason)
-            self._answer(command, error, now)
-            raise
-
-    def _execute(self, command: Command, now: float) -> None:
-        if self._stop_by is not None:
-            self._answer(command, LocalProtocolError("the transfer thread is stopping", Reason.SHUTDOWN), now)
-            return
-        match command:
-            case Announce():
-                self._sender.announce(command, now)
-            case Begin():
-                self._sender.begin(command, now)
-            case Sampled():
-                self._sender.sampled(command, now)
-            case Final():
-                self._sender.final(command, now)
-            case Retract():
-                self._sender.retract(command, now)
-            case Withdraw():
-                self._sender.withdraw(command, now)
-            case Promise():
-                self._keeper.promise(command)
-            case Keep():
-                self._keeper.keep(command, now)
-            case Release():
-                self._keeper.release(command, now)
-            case Expect():
-                self._receiver.expect(command, now)
-            case Inquire():
-                self._inquirer.inquire(command, now)
-            case Watch():
-                self._receiver.watch(command, now)
-            case Receive():
-                self._receiver.receive(command, now)
-            case Abort():
-                self._inquirer.end(command.key)
-                self._receiver.abort(command, now)
-            case Disown():
-                self._receiver.disown(command, now)
-            case Stop():
-                self._stop(now)
-
-    def _answer(self, command: Command, error: LocalProtocolError, now: float) -> None:
-        """A request whose command is not carried out must not wait for ever, nor free what another one uses."""
-        match command:
-            case Watch(key, request_id):
-                self._outbox.event(PrefillBegun(key, request_id))
-            case Receive():
-                self._receiver.refuse(command, error, now)
-            case Final(last=True) | Withdraw():
-                self._sender.refuse(command, error, now)
-            case Keep():
-                self._outbox.event(SourceFree(command.key, command.request_id))
-            case Inquire():
-                self._outbox.event(Found(command.key, command.request_id, 0))
-            case _:
-                pass
-
-    def _stop(self, now: float) -> None:
-        self._stop_by = now + self._config.stop_s
-        self._keeper.stop(now)
-        self._inquirer.stop()
-        self._sender.stop(now)
-        self._receiver.stop(now)
-        self._finish_stop(now)
-
-    def _finish_stop(self, now: float) -> None:
-        """Report `Stopped` once, when nothing is left or the bound has come."""
-        if self._stop_by is None or self._stop_by == float("inf"):
-            return
-        if now >= self._stop_by:
-            self._receiver.abandon(now)
-        if now >= self._stop_by or not (len(self._sender) or len(self._receiver)):
-            self._stop_by = float("inf")
-            self._outbox.event(Stopped())
 
     # the control channel --------------------------------------------------------------------------------
     def frame_received(self, link: LinkId, frame: bytes, now: float) -> None:
@@ -215,7 +86,7 @@ class Endpoint:
             for replaced in self._inbound.hello(frame.source, link, message, now):
                 self._lose_caller(replaced, Reason.PEER_RESTARTED, now)
             return
-        if not isinstance(message, Interest | Register | Cancel | Ask | Heartbeat):
+        if not isinstance(message, Interest | Register | Cancel | Released | Ask | Heartbeat):
             raise RemoteProtocolError(Reason.BAD_MESSAGE, f"{type(message).__name__} is not for a sender", "message")
         if caller is None or not caller.ready:
             raise RemoteProtocolError(Reason.PEER_LOST, "this receiver is not known (any more); say hello", "source")
@@ -228,6 +99,8 @@ class Endpoint:
             case Cancel():
                 self._keeper.surrender(message.key, now)
                 self._sender.cancel(caller, message.key, message.reason, now)
+            case Released():
+                self._sender.released(caller, message.key, now)
             case Ask():
                 self._keeper.ask(caller, message, now)
             case Heartbeat():
@@ -255,11 +128,16 @@ class Endpoint:
                 self._receiver.begun(message.key, session, now)
             case Accepted():
                 self._receiver.accepted(message.key, session, now)
+            case Offer():
+                self._receiver.offered(message, session, now)
+            case Confirmed():
+                self._receiver.confirmed(message.key, session, now)
             case Writing():
                 self._receiver.writing(message.key, session)
             case Draining():
                 self._receiver.draining(message.key, session, now)
             case Written():
+                self._outbound.measured(session, Mode.PUSH, message.nbytes, message.wire_s)
                 self._receiver.written(message.key, session, now)
             case Failed():
                 self._receiver.failed(message.key, session, message.reason, message.detail, now)
@@ -275,7 +153,11 @@ class Endpoint:
                 raise RemoteProtocolError(Reason.BAD_MESSAGE, detail, "message")
 
     def _welcomed(self, session: Session, epoch: Epoch, message: Welcome, now: float) -> None:
-        self._outbound.welcome(session, epoch, message.engine_id, now)
+        try:
+            self._outbound.welcome(session, epoch, message, now)
+        except RemoteProtocolError as error:
+            self._lose_session(session, error.reason, str(error), now)
+            raise
         session.clock = max(session.clock, message.clock)
         self._receiver.session_ready(session, now)
         self._inquirer.session_ready(session, now)
@@ -315,16 +197,21 @@ class Endpoint:
     def peer_added(self, peer: PeerName, error: str, now: float) -> None:
         """The transport has loaded a peer, or says why not ("" is success)."""
         self.tick(now)
+        self._peers.added(peer, error)
         self._inbound.peer_added(peer, error, now)
+        self._receiver.peer_added(peer, error, now)
 
     def may_post(self, op: OpId, now: float) -> bool:
         """To be asked right before a `Post` is carried out: it may have waited in the driver's queue while its
         transfer was cancelled or its lease ended (R2). If not, it has to be reported as finished with an error."""
-        return self._sender.may_post(op, now)
+        return self._sender.may_post(op, now) if op > 0 else self._receiver.may_post(op)
 
     def op_finished(self, op: OpId, error: str, now: float) -> None:
         """A posted operation has stopped, or could not be posted; "" is success."""
-        self._sender.op_finished(op, error, now)
+        if op > 0:
+            self._sender.op_finished(op, error, now)
+        else:
+            self._receiver.op_finished(op, error, now)
         self._finish_stop(now)
 
     def notice_received(self, notice: bytes, now: float) -> None:
@@ -344,7 +231,9 @@ class Endpoint:
         for stuck in self._sender.tick(now):
             self._lose_caller(stuck, Reason.TRANSPORT, now)
         self._keeper.tick(now)
-        self._receiver.tick(now)
+        for unreadable in self._receiver.tick(now):
+            detail = f"reads from {unreadable.name} do not stop"
+            self._lose_session(unreadable, Reason.TRANSPORT, detail, now)
         self._inquirer.tick(now)
         for session in self._outbound.due(now):
             self._session_due(session, now)
@@ -355,7 +244,8 @@ class Endpoint:
     def _lose_caller(self, caller: Caller, reason: Reason, now: float) -> None:
         """End what a receiver waits for, and close the way to it."""
         self._sender.caller_lost(caller, reason, now)
-        self._inbound.forget(caller, reason)
+        if self._inbound.forget(caller, reason):
+            self._receiver.way_closed(caller.name, now)
 
     def _session_due(self, session: Session, now: float) -> None:
         if now >= self._outbound.lost_at(session):
@@ -386,12 +276,13 @@ class Endpoint:
     @property
     def ops_in_flight(self) -> int:
         """Posted operations that have not finished: the transport must be polled."""
-        return self._sender.ops_in_flight
+        return self._sender.ops_in_flight + self._receiver.reads_in_flight
 
     @property
     def notices_due(self) -> int:
-        """Receives whose sender says it has written, or is writing: poll the transport for their notices."""
-        return self._receiver.notices_due
+        """Receives whose sender says it has written, or is writing, and prompts that are being read: poll the
+        transport, which brings notices, and may not let itself be read otherwise."""
+        return self._receiver.notices_due + self._sender.offers
 
     @property
     def transfers(self) -> int:

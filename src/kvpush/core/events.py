@@ -6,6 +6,7 @@ import msgspec
 
 from kvpush.core.errors import Reason
 from kvpush.core.ids import Key, RequestId
+from kvpush.core.mode import Mode
 
 
 class Outcome(StrEnum):
@@ -35,11 +36,14 @@ class TransferRecord(msgspec.Struct, kw_only=True):
 
     `at` maps a stage name to this process's monotonic clock in seconds. Receiver stages: expected, begun, requested,
     registered, accepted, noticed, ended. Sender stages: announced, begun, registered, first_posted, final and posted
-    (the last time that more was final, or was posted), written, ended. Missing stages did not happen.
+    (the last time that more was final, or was posted), written, ended. With pull the receiver posts: offered, posted
+    and read (all of it is there) are its stages instead of noticed, and the sender has offered and released. Missing
+    stages did not happen. `writes` and `descriptors` are of the side that posts; `mode` is push until it is known.
     """
 
     key: Key
     role: Role
+    mode: Mode = Mode.PUSH
     request_id: RequestId | None
     peer: str
     outcome: Outcome
@@ -125,8 +129,19 @@ class PeerChanged(msgspec.Struct, frozen=True, tag=True):
     detail: str = ""
 
 
+class ModeChosen(msgspec.Struct, frozen=True, tag=True):
+    """Both modes have been measured with a sender, in bytes per second; `mode` is the one that will be used."""
+
+    peer: str
+    mode: Mode
+    push_rate: float
+    pull_rate: float
+
+
 class Stopped(msgspec.Struct, frozen=True, tag=True):
     """Everything asked for by `Stop` has ended; the thread may exit."""
 
 
-Event = PrefillBegun | ReceiveEnded | BlocksSafe | Found | SourceFree | Ended | Counted | PeerChanged | Stopped
+Event = (
+    PrefillBegun | ReceiveEnded | BlocksSafe | Found | SourceFree | Ended | Counted | PeerChanged | ModeChosen | Stopped
+)

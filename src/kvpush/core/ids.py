@@ -24,7 +24,7 @@ LinkId = NewType("LinkId", int)
 """One control connection. Positive: opened by our endpoint. Negative: accepted by our runtime."""
 
 OpId = NewType("OpId", int)
-"""One posted transport operation (a WRITE or a READ) of one endpoint."""
+"""One posted transport operation of one endpoint. Positive: a WRITE. Negative: a READ."""
 
 PeerName = NewType("PeerName", str)
 """The name under which a transport knows a peer's agent: `engine_id/rank@epoch`."""

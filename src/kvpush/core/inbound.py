@@ -8,25 +8,28 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvpush.core.config import ProtocolConfig
-from kvpush.core.effects import AddPeer, CloseLink, RemovePeer
+from kvpush.core.effects import CloseLink
 from kvpush.core.errors import Reason, RemoteProtocolError
 from kvpush.core.events import PeerChanged
 from kvpush.core.ids import EngineId, Epoch, LinkId, PeerName
 from kvpush.core.layout import Layout, check_layout, first_difference
-from kvpush.core.messages import Hello, Message, Refuse, Welcome
+from kvpush.core.messages import Hello, Message, Opened, Refuse, Welcome
+from kvpush.core.mode import Mode, agree, in_words
 from kvpush.core.outbox import Outbox
+from kvpush.core.peers import Peers, Use
 
 
 @dataclass(eq=False)
 class Caller:
-    """One receiver process. `ready` once the transport has loaded it. `broken_at`: when the link that it was last heard
-    on ended."""
+    """One receiver process. `ready` once the transport has loaded it. `modes` are those that both of us take part in.
+    `broken_at`: when the link that it was last heard on ended."""
 
     epoch: Epoch
     engine_id: EngineId
     name: PeerName
     link: LinkId
     layout: Layout
+    modes: tuple[Mode, ...]
     last_heard: float
     ready: bool = False
     broken_at: float | None = None
@@ -45,10 +48,11 @@ class Caller:
 class Inbound:
     """All callers, by epoch."""
 
-    def __init__(self, config: ProtocolConfig, engine_id: EngineId, layout: Layout, outbox: Outbox) -> None:
+    def __init__(self, config: ProtocolConfig, us: Hello, peers: Peers, outbox: Outbox) -> None:
+        """`us`: what we say of ourselves when it is us who calls."""
         self._config = config
-        self._engine_id = engine_id
-        self._layout = layout
+        self._us = us
+        self._peers = peers
         self._outbox = outbox
         self._callers: dict[Epoch, Caller] = {}
 
@@ -81,24 +85,31 @@ class Inbound:
         known = self._callers.get(epoch)
         if known is not None:
             if known.ready:
-                self.tell(known, Welcome(self._engine_id, now))
+                self._welcome(known, now)
             return []
         name = PeerName(f"{hello.engine_id}/{hello.layout.tp_rank}@{epoch:x}")
-        caller = Caller(epoch, hello.engine_id, name, link, hello.layout, now)
+        caller = Caller(epoch, hello.engine_id, name, link, hello.layout, agree(self._us.modes, hello.modes), now)
         replaced = [old for old in self._callers.values() if _same_place(old, caller)]
         self._callers[epoch] = caller
-        self._outbox.effect(AddPeer(name, hello.metadata))
+        if self._peers.load(name, hello.metadata, Use.RECEIVER):
+            self._open(caller, now)
         return replaced
 
     def _check(self, hello: Hello) -> None:
-        if hello.wants is not None and hello.wants != self._engine_id:
-            detail = f"wrong engine: this is {self._engine_id}, the message was meant for {hello.wants}"
+        if hello.wants is not None and hello.wants != self._us.engine_id:
+            detail = f"wrong engine: this is {self._us.engine_id}, the message was meant for {hello.wants}"
             raise RemoteProtocolError(Reason.WRONG_ENGINE, detail, "wants")
         check_layout(hello.layout)
-        difference = first_difference(self._layout, hello.layout)
+        difference = first_difference(self._us.layout, hello.layout)
         if difference is not None:
             detail = f"the sender has {difference.ours}, the receiver {difference.theirs}"
             raise RemoteProtocolError(Reason.INCOMPATIBLE, detail, difference.field)
+        if not agree(self._us.modes, hello.modes):
+            detail = (
+                f"the sender can {in_words(self._us.modes)}, the receiver {in_words(hello.modes)}. "
+                "Set the same mode for both, or auto for one of them"
+            )
+            raise RemoteProtocolError(Reason.INCOMPATIBLE, detail, "mode")
 
     def peer_added(self, name: PeerName, error: str, now: float) -> None:
         """The transport has loaded a caller, or not."""
@@ -108,10 +119,18 @@ class Inbound:
         if error:
             self.tell(caller, Refuse(Reason.PEER_HANDSHAKE, "metadata", error[:1000]))
             self.forget(caller, Reason.PEER_HANDSHAKE, error)
-            return
+        elif not caller.ready:
+            self._open(caller, now)
+
+    def _open(self, caller: Caller, now: float) -> None:
         caller.ready = True
         self._outbox.event(PeerChanged(caller.name, True, Reason.OK))
-        self.tell(caller, Welcome(self._engine_id, now))
+        self._welcome(caller, now)
+
+    def _welcome(self, caller: Caller, now: float) -> None:
+        readable = Mode.PULL in caller.modes
+        memory = Opened(self._us.layout, self._us.metadata) if readable else None
+        self.tell(caller, Welcome(self._us.engine_id, now, caller.modes, memory))
 
     def tell(self, caller: Caller, message: Message) -> None:
         """Send a message to a caller."""
@@ -121,15 +140,17 @@ class Inbound:
         """Callers not heard of for too long; the endpoint ends their transfers and forgets them."""
         return [caller for caller in self._callers.values() if now >= caller.lost_at(self._config)]
 
-    def forget(self, caller: Caller, reason: Reason, detail: str = "") -> None:
-        """Close the way to a caller, if that has not been done: its agent, handles and mappings go with it."""
+    def forget(self, caller: Caller, reason: Reason, detail: str = "") -> bool:
+        """Close the way to a caller, if that has not been done: its agent, handles and mappings go with it. Returns
+        whether that stops what else is under way between us."""
         if self._callers.get(caller.epoch) is not caller:
-            return
+            return False
         del self._callers[caller.epoch]
-        self._outbox.effect(RemovePeer(caller.name))
+        closed = self._peers.close(caller.name, Use.RECEIVER)
         self._outbox.effect(CloseLink(caller.link))
         self._outbox.event(PeerChanged(caller.name, False, reason, detail))
         self._outbox.count("peer_lost", reason)
+        return closed
 
     def deadlines(self) -> Iterable[float]:
         """When each caller will have been silent for too long."""

@@ -243,14 +243,19 @@ def check_blocks(layout: Layout, span: Span, blocks: Blocks) -> None:
     Raises `RemoteProtocolError` BAD_SPAN (empty, negative) or BAD_BLOCK (number of groups, number of ids
     for the span, id out of range, id twice).
     """
-    if not 0 <= span.start < span.end:
-        detail = f"[{span.start}, {span.end}) is no span of tokens: 0 <= start < end must hold"
-        raise RemoteProtocolError(Reason.BAD_SPAN, detail, "span")
+    check_span(span)
     if len(blocks) != len(layout.groups):
         detail = f"{len(blocks)} lists of ids for {len(layout.groups)} cache groups"
         raise RemoteProtocolError(Reason.BAD_BLOCK, detail, "blocks")
     for index, (group, ids) in enumerate(zip(layout.groups, blocks, strict=True)):
         _check_ids(group, span, ids, f"blocks[{index}]")
+
+
+def check_span(span: Span) -> None:
+    """Raises `RemoteProtocolError` BAD_SPAN unless the span has tokens."""
+    if not 0 <= span.start < span.end:
+        detail = f"[{span.start}, {span.end}) is no span of tokens: 0 <= start < end must hold"
+        raise RemoteProtocolError(Reason.BAD_SPAN, detail, "span")
 
 
 def _check_ids(group: Group, span: Span, ids: tuple[int, ...], field: str) -> None:

@@ -4,6 +4,8 @@ History
     1  first version: push (Hello .. Beat, Notice)
     2  Interest, Begun; the first token of the answer (Register.wants_token, Notice.token)
     3  Ask and Holds: prompts that are kept for another turn
+    4  pull: modes in Hello, Welcome and Register, the sender's memory in Welcome, Offer, Released, Confirmed; how long
+       the writes took in Written
 
 A frame is a msgpack array `[version, source epoch, destination epoch, message]`. The destination epoch is 0
 in a Hello, which is the only message that may be sent to an unknown process. Remote bytes become frozen
@@ -19,8 +21,9 @@ from kvpush.core.errors import Reason, RemoteProtocolError
 from kvpush.core.events import Outcome
 from kvpush.core.ids import EngineId, Epoch, Key
 from kvpush.core.layout import Blocks, Layout, Span
+from kvpush.core.mode import Mode
 
-VERSION = 3
+VERSION = 4
 
 MAX_DIGEST_BYTES = 1 << 20
 """In one question: digests of a million tokens."""
@@ -36,20 +39,35 @@ _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
+_Modes = Annotated[tuple[Mode, ...], msgspec.Meta(min_length=1, max_length=len(Mode))]
+_PUSH = (Mode.PUSH,)
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """Receiver: who I am, whom I expect (None: anyone), my memory, my transport's metadata."""
+    """Receiver: who I am, whom I expect (None: anyone), my memory, my transport's metadata, the modes that I know."""
 
     engine_id: EngineId
     wants: EngineId | None
     layout: Layout
     metadata: bytes
+    modes: _Modes = _PUSH
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True):
+    """What it takes to read a sender's memory: where it is, and its transport's metadata."""
+
+    layout: Layout
+    metadata: bytes
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """Sender: who answers; the receiver may register. `clock`: the sender's own, see Heartbeat."""
+    """Sender: who answers; the receiver may register. `clock`: the sender's own, see Heartbeat. `modes` are those that
+    both take part in; `memory` is there if pull is one of them."""
 
     engine_id: EngineId
     clock: _Clock
+    modes: _Modes = _PUSH
+    memory: Opened | None = None
 
 
 class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
@@ -74,9 +92,10 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
 
 
 class Register(msgspec.Struct, frozen=True, tag="register"):
-    """Receiver: write tokens `span` into `blocks`. Repeated until answered; idempotent by key.
+    """Receiver: write tokens `span` into `blocks`, or, with pull, say where they can be read (no `blocks`). Repeated
+    until answered; idempotent by key.
 
-    `echo` as in Heartbeat. `wants_token`: the last notice shall bring the first token of the answer.
+    `echo` as in Heartbeat. `wants_token`: the last notice, or the offer, shall bring the first token of the answer.
     """
 
     key: Key
@@ -84,10 +103,32 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     blocks: Blocks
     echo: _Clock
     wants_token: bool = False
+    mode: Mode = Mode.PUSH
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """Sender: the registration is valid and will be written when its blocks are final."""
+    """Sender: the registration is valid and will be written, or offered, when its blocks are final."""
+
+    key: Key
+
+
+class Offer(msgspec.Struct, frozen=True, tag="offer"):
+    """Sender: the span is in `blocks` (the first id of each group holds its first token), to be read while the lease
+    holds. Repeated with each heartbeat until released; idempotent by key. `token` as in Notice."""
+
+    key: Key
+    blocks: Blocks
+    token: _Token | None = None
+
+
+class Released(msgspec.Struct, frozen=True, tag="released"):
+    """Receiver: all has been read, and nothing is being read any more. Repeated until answered; idempotent by key."""
+
+    key: Key
+
+
+class Confirmed(msgspec.Struct, frozen=True, tag="confirmed"):
+    """Sender: the blocks were the transfer's own until Released came: what was read is right."""
 
     key: Key
 
@@ -100,9 +141,12 @@ class Writing(msgspec.Struct, frozen=True, tag="writing"):
 
 
 class Written(msgspec.Struct, frozen=True, tag="written"):
-    """Sender: a hint that every write has been done. The notice is the authority."""
+    """Sender: a hint that every write has been done. The notice is the authority. While `nbytes` were written,
+    something was in flight for `wire_s`; 0 when that is not known (any more)."""
 
     key: Key
+    nbytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    wire_s: _Clock = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -188,6 +232,9 @@ Message = (
     | Begun
     | Register
     | Accepted
+    | Offer
+    | Released
+    | Confirmed
     | Writing
     | Written
     | Failed

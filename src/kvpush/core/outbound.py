@@ -4,17 +4,22 @@ A session is one target (address and expected engine). It opens a link, says hel
 then beats for all its keys at once. Silence or a refusal loses it; the next use begins a new one.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec.structs import replace
 
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.effects import CloseLink, OpenLink
-from kvpush.core.errors import Reason
-from kvpush.core.events import PeerChanged
-from kvpush.core.ids import EngineId, Epoch, Key, LinkId, Target
-from kvpush.core.messages import MAX_KEYS, Heartbeat, Hello, Message
+from kvpush.core.errors import Reason, RemoteProtocolError
+from kvpush.core.events import ModeChosen, PeerChanged
+from kvpush.core.ids import EngineId, Epoch, Key, LinkId, PeerName, Target
+from kvpush.core.layout import check_layout, first_difference
+from kvpush.core.messages import MAX_KEYS, Heartbeat, Hello, Message, Opened, Welcome
+from kvpush.core.mode import Mode, Rates
 from kvpush.core.outbox import Outbox
+from kvpush.core.peers import Peers, Use
 
 _NOBODY = Epoch(0)
 
@@ -28,7 +33,9 @@ class SessionState(StrEnum):
 
 @dataclass(eq=False)
 class Session:
-    """One target. `epoch` is the process that welcomed us, `clock` the latest that it told us of its own;
+    """One target. `modes` are those that both of us take part in; a sender that can be read has `memory`, which the
+    transport knows as `peer` once it is to be read, and `readable` when that is loaded.
+    `epoch` is the process that welcomed us, `clock` the latest that it told us of its own;
     `next_beat` is the next hello or heartbeat. While CONNECTING it has until `welcome_by`, and if it is lost then, the
     reason is `suspicion`."""
 
@@ -42,6 +49,11 @@ class Session:
     epoch: Epoch = _NOBODY
     engine_id: EngineId | None = None
     suspicion: Reason = Reason.PEER_HANDSHAKE
+    modes: tuple[Mode, ...] = ()
+    memory: Opened | None = None
+    peer: PeerName | None = None
+    readable: bool = False
+    rates: Rates = field(default_factory=Rates)
 
     @property
     def name(self) -> str:
@@ -52,9 +64,11 @@ class Session:
 class Outbound:
     """All sessions, by target."""
 
-    def __init__(self, config: ProtocolConfig, hello: Callable[[Target], Hello], outbox: Outbox) -> None:
+    def __init__(self, config: ProtocolConfig, us: Hello, peers: Peers, outbox: Outbox) -> None:
+        """`us`: the hello, but for whom it is meant for."""
         self._config = config
-        self._hello = hello
+        self._us = us
+        self._peers = peers
         self._outbox = outbox
         self._sessions: dict[Target, Session] = {}
         self._links = 0
@@ -89,7 +103,7 @@ class Outbound:
         return session
 
     def _say_hello(self, session: Session, now: float) -> None:
-        self._outbox.send(session.link, _NOBODY, self._hello(session.target))
+        self._outbox.send(session.link, _NOBODY, replace(self._us, wants=session.target.engine_id))
         session.next_beat = now + self._config.retry_s
 
     def on_link(self, link: LinkId) -> Session | None:
@@ -100,14 +114,59 @@ class Outbound:
         """The session for a target, if there is one."""
         return self._sessions.get(target)
 
-    def welcome(self, session: Session, epoch: Epoch, engine_id: EngineId, now: float) -> None:
-        """A sender has welcomed us: the same process as before, if there was one before."""
+    def welcome(self, session: Session, epoch: Epoch, message: Welcome, now: float) -> None:
+        """A sender has welcomed us: the same process as before, if there was one before. Raises `RemoteProtocolError`
+        when the memory that it opens to us is not what we could read."""
+        if message.memory is not None:
+            self._check_memory(message.memory)
         if session.state is SessionState.CONNECTING:
             session.state = SessionState.READY
-            session.epoch, session.engine_id = epoch, engine_id
+            session.epoch, session.engine_id = epoch, message.engine_id
+            session.modes, session.memory = message.modes, message.memory
             session.suspicion = Reason.PEER_SILENT
             session.next_beat = now
             self._outbox.event(PeerChanged(session.name, True, Reason.OK))
+
+    def _check_memory(self, memory: Opened) -> None:
+        check_layout(memory.layout)
+        difference = first_difference(self._us.layout, memory.layout)
+        if difference is not None:
+            detail = f"the sender has {difference.theirs}, the receiver {difference.ours}"
+            raise RemoteProtocolError(Reason.INCOMPATIBLE, detail, difference.field)
+
+    def open_memory(self, session: Session) -> None:
+        """Have the transport load a sender that is to be read; `peer_added` tells when it has."""
+        if session.memory is not None and session.peer is None:
+            rank = session.memory.layout.tp_rank
+            session.peer = PeerName(f"{session.engine_id}/{rank}@{session.epoch:x}")
+            session.readable = self._peers.load(session.peer, session.memory.metadata, Use.SENDER)
+
+    def loaded(self, peer: PeerName, error: str) -> Session | None:
+        """The transport has loaded a sender, or says why not. Returns its session, if there is one."""
+        session = self._read_by(peer)
+        if session is not None:
+            session.readable = not error
+            if error:  # the next transfer tries again
+                session.peer = None
+        return session
+
+    def closed(self, peer: PeerName) -> Session | None:
+        """The transport has let go of a sender, and loads it again. Returns its session, if there is one."""
+        session = self._read_by(peer)
+        if session is not None:
+            session.readable = False
+        return session
+
+    def _read_by(self, peer: PeerName) -> Session | None:
+        return next((session for session in self._sessions.values() if session.peer == peer), None)
+
+    def measured(self, session: Session, mode: Mode, nbytes: int, seconds: float) -> None:
+        """A transfer with a sender has taken so long on the wire."""
+        rates = session.rates
+        if rates.note(mode, nbytes, seconds) and len(session.modes) > 1:
+            chosen = rates.choose(session.modes, nbytes)
+            push, pull = (rates.best[each] for each in Mode)
+            self._outbox.event(ModeChosen(session.name, chosen, push, pull))
 
     def tell(self, session: Session, message: Message) -> None:
         """Send a message to the process that welcomed us."""
@@ -137,6 +196,8 @@ class Outbound:
         """End a session. Only a sender that had welcomed us is lost: the others are attempts, repeated while blocks are
         in quarantine, and what waited for one of them says so itself."""
         del self._sessions[session.target]
+        if session.peer is not None:
+            self._peers.close(session.peer, Use.SENDER)
         self._outbox.effect(CloseLink(session.link))
         self._outbox.event(PeerChanged(session.name, False, reason, detail))
         if session.epoch != _NOBODY:

@@ -9,6 +9,7 @@ import msgspec
 
 from kvpush.core.errors import ConfigError
 from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
+from kvpush.core.mode import Mode, ModeSetting
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -27,13 +28,14 @@ class SendParams(msgspec.Struct, frozen=True):
 
 
 class ReceiveParams(msgspec.Struct, frozen=True):
-    """The decode leg: get the prompt's KV from `target`. When it has finished, `keep` prompt and answer under that key
-    for the next turn."""
+    """The decode leg: get the prompt's KV from `target`, in `mode` or (None) in what the pair has chosen. When it has
+    finished, `keep` prompt and answer under that key for the next turn."""
 
     key: Key
     target: Target
     tp_size: int
     keep: Key | None = None
+    mode: Mode | None = None
 
 
 def send_params(key: Key, reuse: Reference | None = None) -> dict[str, Any]:
@@ -55,11 +57,14 @@ def reused_tokens(answer: bytes | msgspec.Raw) -> int:
         return 0
 
 
-def receive_params(key: Key, target: Target, tp_size: int = 1, keep: Key | None = None) -> dict[str, Any]:
+def receive_params(
+    key: Key, target: Target, tp_size: int = 1, keep: Key | None = None, mode: Mode | None = None
+) -> dict[str, Any]:
     """The decode leg's `kv_transfer_params`."""
     where = {**_of_key(key), **_of_target(target), "tp_size": tp_size}
     params = {"do_remote_decode": False, "do_remote_prefill": True, **where}
-    return params if keep is None else {**params, "keep": _of_key(keep)}
+    wishes = {"keep": keep and _of_key(keep), "mode": mode and str(mode)}
+    return {**params, **{name: wish for name, wish in wishes.items() if wish is not None}}
 
 
 def _of_key(key: Key) -> dict[str, Any]:
@@ -87,6 +92,7 @@ class _Wire(_Place):
     do_remote_prefill: bool = False
     do_remote_decode: bool = False
     tp_size: int = 1
+    mode: ModeSetting = ModeSetting.AUTO
     keep: _Place | None = None
     reuse: _Place | None = None
 
@@ -109,7 +115,8 @@ def parse(params: object) -> SendParams | ReceiveParams | None:
         reuse = wire.reuse and Reference(_key(wire.reuse, "reuse."), _target(wire.reuse, "reuse."))
         return SendParams(key, reuse)
     keep = wire.keep and _key(wire.keep, "keep.")
-    return ReceiveParams(key, _target(wire, ""), wire.tp_size, keep)
+    mode = None if wire.mode is ModeSetting.AUTO else Mode(wire.mode.value)
+    return ReceiveParams(key, _target(wire, ""), wire.tp_size, keep, mode)
 
 
 def _key(place: _Place, where: str) -> Key:

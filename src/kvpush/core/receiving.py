@@ -6,13 +6,16 @@ from kvpush.core.commands import Receive
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import LocalProtocolError, Reason
 from kvpush.core.events import Outcome, Purpose, Role, TransferRecord
-from kvpush.core.ids import Epoch, Key, RequestId, Target
+from kvpush.core.ids import Epoch, Key, OpId, RequestId, Target
 from kvpush.core.layout import NOTHING, Blocks, Span
 from kvpush.core.messages import Register
+from kvpush.core.mode import Mode
 from kvpush.core.sending import Ending
 from kvpush.core.tables import Recv, RecvInput
 
 _NEVER = float("inf")
+READING = (Recv.ASKED, Recv.PROMISED, Recv.READING, Recv.RELEASING)
+"""States of a transfer by pull in which nothing has gone wrong."""
 
 
 @dataclass
@@ -23,8 +26,9 @@ class Receiving:
     `seen` are the parts whose notices have arrived, of `parts` (0: not known yet). `holds`: our engine waits
     for a ReceiveEnded; `unsafe`: it has had it, and waits for BlocksSafe. `end` is how a transfer that cannot succeed
     any more will end. `retry_at` is when to repeat what was not answered, `limit_at` when to stop waiting.
-    `writing`: Writing came; `told_at`: when Written did. `sender` is the process that was told of our blocks;
-    `lease_ends` is when its lease has ended at the latest, known once we renew it no more.
+    `writing`: Writing came; `told_at`: when Written did. `sender` is the process that was told of us (with push, of our
+    blocks); `lease_ends` is when its lease has ended at the latest, known once we renew it no more. `wanted` is the
+    mode that was asked for, if any, `mode` the one that it has; with pull `ops` are our `reads` that are in flight.
     """
 
     key: Key
@@ -47,16 +51,26 @@ class Receiving:
     writing: bool = False
     told_at: float | None = None
     lease_ends: float | None = None
+    wanted: Mode | None = None
+    mode: Mode | None = None
+    offered: Blocks = ()
+    ops: set[OpId] = field(default_factory=set)
+    reads: int = 0
+    descriptors: int = 0
     at: dict[str, float] = field(default_factory=dict)
 
     @property
-    def registered(self) -> bool:
+    def exposed(self) -> bool:
         """Whether a sender may know our blocks."""
-        return self.sender is not None
+        return self.sender is not None and self.mode is not Mode.PULL
 
     def registered_with(self, process: Epoch) -> bool:
-        """Whether it is this process that may know them."""
+        """Whether it is this process that knows of us."""
         return self.sender == process
+
+    def exposed_to(self, process: Epoch) -> bool:
+        """Whether it is this process that may know our blocks."""
+        return self.exposed and self.sender == process
 
     @property
     def noticing(self) -> bool:
@@ -75,7 +89,9 @@ class Receiving:
 
     def registration(self, echo: float) -> Register:
         """What the sender is told. `echo` as in Heartbeat."""
-        return Register(self.key, self.span, self.blocks, echo, self.wants_token)
+        mode = self.mode or Mode.PUSH
+        blocks = self.blocks if mode is Mode.PUSH else ()
+        return Register(self.key, self.span, blocks, echo, self.wants_token, mode)
 
     def check_expected(self, command: Receive) -> None:
         """Raise `LocalProtocolError` unless these may be the blocks that it waits for."""
@@ -102,15 +118,15 @@ class Receiving:
     @property
     def at_the_limit(self) -> RecvInput:
         """What its limit means."""
-        if self.state is Recv.QUARANTINED:
+        if self.state in (Recv.QUARANTINED, Recv.SEVERED):
             return RecvInput.SAFE
-        return RecvInput.GIVE_UP if self.registered else RecvInput.DOOMED
+        return RecvInput.GIVE_UP if self.exposed or self.state in READING else RecvInput.DOOMED
 
     @property
     def overdue(self) -> tuple[Reason, str]:
         """Why it ends at its limit."""
-        if self.state is Recv.ACCEPTED:
-            return Reason.DEADLINE, "accepted, but not written within transfer_s"
+        if self.state in (Recv.ACCEPTED, Recv.PROMISED, Recv.READING):
+            return Reason.DEADLINE, "accepted, but not delivered within transfer_s"
         return Reason.PEER_SILENT, "the sender did not answer"
 
     def record(self, token_bytes: int) -> TransferRecord:
@@ -120,6 +136,7 @@ class Receiving:
         return TransferRecord(
             key=self.key,
             role=Role.RECEIVER,
+            mode=self.mode or Mode.PUSH,
             request_id=self.request_id,
             peer=str(self.target.address),
             outcome=outcome,
@@ -127,6 +144,8 @@ class Receiving:
             detail=detail,
             tokens=self.span.tokens,
             nbytes=self.span.tokens * token_bytes if delivered else 0,
+            writes=self.reads,
+            descriptors=self.descriptors,
             blocks=sum(len(ids) for ids in self.blocks),
             purpose=self.purpose,
             at=self.at,

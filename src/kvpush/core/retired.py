@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kvpush.core.errors import Reason
 from kvpush.core.events import Outcome
 from kvpush.core.ids import Key
+from kvpush.core.mode import Mode
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,13 @@ class Tombstone:
 
     outcome: Outcome
     reason: Reason
+    mode: Mode
     until: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all that was asked for was delivered."""
+        return (self.outcome, self.reason) == (Outcome.DELIVERED, Reason.OK)
 
 
 class Retired:
@@ -29,9 +36,9 @@ class Retired:
         self._limit = limit
         self._stones: OrderedDict[Key, Tombstone] = OrderedDict()
 
-    def add(self, key: Key, outcome: Outcome, reason: Reason, now: float) -> None:
+    def add(self, key: Key, outcome: Outcome, reason: Reason, mode: Mode, now: float) -> None:
         """Remember that `key` has ended."""
-        self._stones[key] = Tombstone(outcome, reason, now + self._memory_s)
+        self._stones[key] = Tombstone(outcome, reason, mode, now + self._memory_s)
         while self._stones and (len(self._stones) > self._limit or next(iter(self._stones.values())).until <= now):
             self._stones.popitem(last=False)
 

@@ -10,7 +10,7 @@ from kvpush.core.events import Ended, Outcome, SourceFree
 from kvpush.core.ids import Epoch, Key, OpId, RequestId
 from kvpush.core.inbound import Caller
 from kvpush.core.inflight import InFlight
-from kvpush.core.layout import Layout, check_blocks
+from kvpush.core.layout import Layout
 from kvpush.core.messages import (
     Accepted,
     Beat,
@@ -22,12 +22,13 @@ from kvpush.core.messages import (
     Message,
     Register,
     Writing,
-    Written,
 )
+from kvpush.core.mode import Mode
+from kvpush.core.offers import check_registration
 from kvpush.core.outbox import Outbox
 from kvpush.core.planner import Plan
 from kvpush.core.retired import Retired
-from kvpush.core.sending import Sending, epitaph, told
+from kvpush.core.sending import Ending, Sending, epitaph, told
 from kvpush.core.tables import SENDER, Send, SendAction, SendInput
 from kvpush.core.timers import Timers
 
@@ -35,7 +36,6 @@ _WORDS: dict[SendAction, Callable[[Key], Message]] = {
     SendAction.ACCEPT: Accepted,
     SendAction.DROP: Dropped,
     SendAction.DRAIN: Draining,
-    SendAction.HINT: Written,
 }
 """What a sender only has to say."""
 
@@ -56,6 +56,7 @@ class Sender:
             SendAction.ANSWER: self._answer,
             SendAction.ADVANCE: self._advance,
             SendAction.CLOSE: self._close,
+            SendAction.HINT: self._hint,
             SendAction.TELL: self._tell_end,
             SendAction.RETIRE: self._retire,
         }
@@ -175,19 +176,12 @@ class Sender:
             transfer.at["registered"] = now
             self._hold(transfer, min(message.echo, now))
         transfer.renew(min(message.echo, now) + self._config.lease_s)
-        self._step(transfer, SendInput.REGISTER, now)
+        self._step(transfer, SendInput.REGISTER if transfer.mode is Mode.PUSH else SendInput.ASK, now)
 
     def _check_registration(self, caller: Caller, message: Register) -> None:
-        """The same registration again is a repetition; another one with the same key is refused."""
         if self._stopping:
             raise RemoteProtocolError(Reason.SHUTDOWN, "the sender is stopping")
-        check_blocks(caller.layout, message.span, message.blocks)
-        known = self._transfers.get(message.key)
-        if known is None or known.caller is None:
-            return
-        if not known.is_registered_as(caller, message):
-            detail = f"{message.key} is registered by {known.caller.name} for {known.span} already"
-            raise RemoteProtocolError(Reason.DUPLICATE_KEY, detail, "key")
+        check_registration(caller, message, self._transfers.get(message.key))
 
     def _reject(self, caller: Caller, key: Key, error: RemoteProtocolError, now: float) -> None:
         """A refusal frees the receiver's blocks, so it must be true for good: the transfer ends, whatever comes
@@ -223,8 +217,7 @@ class Sender:
             stone = self._retired.get(key)
             if transfer is not None and (transfer.caller is None or transfer.caller is caller):
                 renewed += transfer.renew(min(echo, now) + self._config.lease_s)
-                if transfer.ops:  # a lost hint would hold up the write
-                    self._say(transfer, Writing(key))
+                self._remind(transfer)
             elif stone is not None:
                 ended.append(End(key, stone.outcome, stone.reason))
             else:
@@ -232,6 +225,10 @@ class Sender:
         if renewed:
             self._outbox.count("lease_renewed", Reason.OK, renewed)
         return Beat(now, tuple(unknown), tuple(ended))
+
+    def _remind(self, transfer: Sending) -> None:
+        if transfer.ops:  # a lost hint would hold up the write
+            self._say(transfer, Writing(transfer.key))
 
     def caller_lost(self, caller: Caller, reason: Reason, now: float) -> None:
         """A receiver is gone: nothing more is written to it."""
@@ -249,8 +246,7 @@ class Sender:
             self._outbox.count("late_completion", Reason.TRANSPORT)
             return
         transfer = self._transfers[key]
-        transfer.ops.discard(op)
-        transfer.torn.discard(op)
+        transfer.stopped(op, now)
         if error:
             transfer.end_with(Outcome.FAILED, Reason.TRANSPORT, error)
             self._step(transfer, SendInput.WRITE_FAILED, now)
@@ -309,11 +305,13 @@ class Sender:
             transfer = self._transfers[key] = Sending(key, now)
         return transfer
 
-    def _step(self, transfer: Sending, happened: SendInput, now: float) -> None:
+    def _step(self, transfer: Sending, happened: SendInput, now: float, why: Ending | None = None) -> None:
+        """`why` is how the transfer ends, if this ends it and nothing else has before."""
         try:
             transfer.state, actions = SENDER[transfer.state, happened]
         except KeyError:
             raise LocalProtocolError(f"{transfer.key}: {happened} is not possible when {transfer.state}") from None
+        transfer.end = transfer.end or why
         for action in actions:
             if word := _WORDS.get(action):
                 self._say(transfer, word(transfer.key))
@@ -331,13 +329,16 @@ class Sender:
         transfer.drain_until = min(now + self._config.drain_s, transfer.fence(now, self._config))
         self._timers.arm(transfer.key, transfer.drain_until)
 
+    def _hint(self, transfer: Sending, now: float) -> None:
+        self._say(transfer, transfer.hint)
+
     def _tell_end(self, transfer: Sending, now: float) -> None:
         self._say(transfer, transfer.last_word)
 
     def _retire(self, transfer: Sending, now: float) -> None:
         outcome, reason, _ = transfer.ending
         del self._transfers[transfer.key]
-        self._retired.add(transfer.key, outcome, reason, now)
+        self._retired.add(transfer.key, outcome, reason, transfer.mode, now)
         transfer.at["ended"] = now
         self._outbox.event(Ended(transfer.record()))
         if transfer.pinned and transfer.request_id is not None:

@@ -9,10 +9,13 @@ from kvpush.core.front import NOWHERE, Front
 from kvpush.core.ids import Key, OpId, RequestId
 from kvpush.core.inbound import Caller
 from kvpush.core.layout import NOTHING, Blocks, Span
-from kvpush.core.messages import Drained, Failed, Message, Register, Written
+from kvpush.core.messages import Confirmed, Drained, Failed, Message, Register, Written
+from kvpush.core.mode import Mode
 from kvpush.core.planner import Plan
 from kvpush.core.retired import Tombstone
 from kvpush.core.tables import Send
+
+_LEASED = (Send.HELD, Send.WAITING, Send.WRITING, Send.PROMISED, Send.OFFERED, Send.RECALLED)
 
 Ending = tuple[Outcome, Reason, str]
 """Outcome, reason and detail."""
@@ -29,7 +32,8 @@ class Sending:
     `pinned`: the prompt is complete, and our engine waits for a SourceFree; `committed`: the receiver learns how many
     parts there are, and with the last of them that it has everything. `end` is how a transfer that is
     draining will end, `drain_until` when its writes should have stopped; `cancelled` whether the receiver waits for
-    Drained rather than Failed. `clock`: bytes, see `InFlight`.
+    Drained rather than Failed. `clock`: bytes, see `InFlight`. Writes were in flight
+    for `wire_s`, and have been again since `wire_since`.
     """
 
     key: Key
@@ -45,6 +49,7 @@ class Sending:
     blocks: Blocks = ()
     pinned: bool = False
     caller: Caller | None = None
+    mode: Mode = Mode.PUSH
     span: Span = NOTHING
     remote_blocks: Blocks = ()
     posted: Front = NOWHERE
@@ -59,6 +64,8 @@ class Sending:
     clock: int = 0
     nbytes: int = 0
     descriptors: int = 0
+    wire_since: float = 0.0
+    wire_s: float = 0.0
     at: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -88,6 +95,8 @@ class Sending:
 
     def add_part(self, op: OpId, copy: Plan, now: float) -> None:
         """One more write has been posted."""
+        if not self.ops:
+            self.wire_since = now
         self.ops.add(op)
         self.parts += 1
         self.nbytes += copy.total_bytes
@@ -95,19 +104,33 @@ class Sending:
         self.at.setdefault("first_posted", now)
         self.at["posted"] = now
 
+    def stopped(self, op: OpId, now: float) -> None:
+        """One write has stopped."""
+        self.ops.discard(op)
+        self.torn.discard(op)
+        if not self.ops:
+            self.wire_s += now - self.wire_since
+
     def register(self, caller: Caller, message: Register) -> None:
         """A receiver asks for it."""
+        self.mode = message.mode
         self.caller, self.span, self.remote_blocks = caller, message.span, message.blocks
         self.posted, self.wants_token = Front.flat(message.span.start), message.wants_token
 
     def is_registered_as(self, caller: Caller, message: Register) -> bool:
         """Whether a registration is a repetition of the one that there is."""
         same = self.caller is not None and self.caller.epoch == caller.epoch and self.span == message.span
-        return same and (self.remote_blocks, self.wants_token) == (message.blocks, message.wants_token)
+        wish = (self.remote_blocks, self.wants_token, self.mode)
+        return same and wish == (message.blocks, message.wants_token, message.mode)
 
     def ends_with(self, caller: Caller) -> bool:
         """Whether it ends when this receiver is gone: it is registered, or nobody else has asked for it."""
         return self.watcher is None if self.state is Send.WATCHED else self.caller is caller
+
+    @property
+    def hint(self) -> Message:
+        """What the receiver hears when all is written."""
+        return Written(self.key, self.nbytes, self.wire_s)
 
     @property
     def last_word(self) -> Message:
@@ -149,7 +172,7 @@ class Sending:
             return self.drain_until
         if self.state is Send.WATCHED:
             return self.never_announced_at(config)
-        if self.lease_until is None or self.state not in (Send.HELD, Send.WAITING, Send.WRITING):
+        if self.lease_until is None or self.state not in _LEASED:
             return None
         if self.all_posted:
             return self.lease_until + config.fence_s
@@ -161,6 +184,7 @@ class Sending:
         return TransferRecord(
             key=self.key,
             role=Role.SENDER,
+            mode=self.mode,
             request_id=self.request_id,
             peer=self.caller.name if self.caller else "",
             outcome=outcome,
@@ -170,7 +194,7 @@ class Sending:
             nbytes=self.nbytes,
             writes=self.parts,
             descriptors=self.descriptors,
-            blocks=sum(len(ids) for ids in self.remote_blocks),
+            blocks=sum(len(ids) for ids in self.remote_blocks or self.blocks),
             at=self.at,
         )
 
@@ -178,9 +202,19 @@ class Sending:
 def epitaph(key: Key, stone: Tombstone) -> Message:
     """What a registration for a transfer that has ended is told. After a delivery its notice is still under way, and
     must not be overtaken by a failure; one that asks for what others have got waits for a notice in vain."""
-    if (stone.outcome, stone.reason) == (Outcome.DELIVERED, Reason.OK):
+    if stone.is_good and stone.mode is Mode.PULL:
+        return Confirmed(key)
+    if stone.is_good:
         return Written(key)
     return Failed(key, told(stone.outcome, stone.reason), "this transfer has ended")
+
+
+def verdict(key: Key, stone: Tombstone) -> Message:
+    """What a receiver is told that says it has read all of a transfer that has ended. `Confirmed` if that is how it
+    ended: then this is a repetition."""
+    if stone.is_good and stone.mode is Mode.PULL:
+        return Confirmed(key)
+    return Failed(key, told(stone.outcome, stone.reason), "the blocks were given up before they were released")
 
 
 def told(outcome: Outcome, reason: Reason) -> Reason:

@@ -9,6 +9,12 @@ Rules the tables hold (numbers as in docs/protocol.md):
   R3  RETIRED is left never; entering it reports the one outcome.
   R9  every Cancel is answered: Dropped where nothing is in flight, Draining then Drained where something is.
 
+With pull the receiver posts READs, and the rules change sides:
+  R1  no sender ever learns of a receiver's blocks. They are in use while a READ of the receiver's own is in flight
+      (READING, STOPPING), and for a time after the way was closed under one (SEVERED).
+  R2  a sender keeps its blocks in OFFERED and RECALLED until the receiver says that it reads no more, or the lease
+      ends. What was read counts only if the lease still held when the receiver said so (CONFIRM).
+
 An input with no entry is an error that changes nothing: a bug when it came from our engine, a refusal when
 it came from a peer. Guards are resolved before the table is asked, so each entry is unconditional.
 """
@@ -26,6 +32,9 @@ class Send(StrEnum):
     WAITING = "waiting"  # registered; nothing in flight, not complete
     WRITING = "writing"  # registered; writes in flight
     DRAINING = "draining"  # closed to posting; writes still in flight
+    PROMISED = "promised"  # asked for by a receiver that will read; not complete
+    OFFERED = "offered"  # complete, and being read as far as we know
+    RECALLED = "recalled"  # told that it has failed; may still be being read
     RETIRED = "retired"
 
 
@@ -48,6 +57,9 @@ class SendInput(StrEnum):
     WITHDRAW = "withdraw"
     EXPIRE = "expire"
     PEER_LOST = "peer_lost"
+    ASK = "ask"  # a registration that wants to read
+    OFFER = "offer"  # all of it is final and pinned
+    RELEASE = "release"  # the receiver has read it all
 
 
 class SendAction(StrEnum):
@@ -61,6 +73,8 @@ class SendAction(StrEnum):
     DRAIN = "drain"  # Draining
     TELL = "tell"  # Drained after a cancel, else Failed
     HINT = "hint"  # Written
+    OFFER = "offer"  # say where to read, if it is complete
+    CONFIRM = "confirm"  # what was read is right: the lease holds
     RETIRE = "retire"  # report the outcome, free the source
 
 
@@ -137,6 +151,45 @@ SENDER: dict[tuple[Send, SendInput], tuple[Send, tuple[SendAction, ...]]] = {
     (S.DRAINING, H.CANCEL): (S.DRAINING, (A.DRAIN,)),
     (S.DRAINING, H.WITHDRAW): (S.DRAINING, ()),
     (S.DRAINING, H.PEER_LOST): (S.DRAINING, ()),
+    # pull
+    (S.NEW, H.ASK): (S.PROMISED, (A.ACCEPT,)),
+    (S.WATCHED, H.ASK): (S.PROMISED, (A.ACCEPT,)),
+    (S.ANNOUNCED, H.ASK): (S.PROMISED, (A.ACCEPT,)),
+    (S.HELD, H.ASK): (S.PROMISED, (A.ACCEPT, A.OFFER)),
+    (S.PROMISED, H.ANNOUNCE): (S.PROMISED, ()),
+    (S.PROMISED, H.WATCH): (S.PROMISED, ()),
+    (S.PROMISED, H.BEGIN): (S.PROMISED, ()),
+    (S.PROMISED, H.SAMPLED): (S.PROMISED, (A.OFFER,)),
+    (S.PROMISED, H.FINAL): (S.PROMISED, (A.OFFER,)),
+    (S.PROMISED, H.RETRACT): (S.PROMISED, ()),
+    (S.PROMISED, H.ASK): (S.PROMISED, (A.ACCEPT,)),
+    (S.PROMISED, H.OFFER): (S.OFFERED, ()),
+    (S.PROMISED, H.CANCEL): (S.RETIRED, (A.DROP, A.RETIRE)),
+    (S.PROMISED, H.WITHDRAW): (S.RETIRED, (A.TELL, A.RETIRE)),
+    (S.PROMISED, H.EXPIRE): (S.RETIRED, (A.TELL, A.RETIRE)),
+    (S.PROMISED, H.PEER_LOST): (S.RETIRED, (A.RETIRE,)),
+    (S.OFFERED, H.ANNOUNCE): (S.OFFERED, ()),
+    (S.OFFERED, H.WATCH): (S.OFFERED, ()),
+    (S.OFFERED, H.BEGIN): (S.OFFERED, ()),
+    (S.OFFERED, H.SAMPLED): (S.OFFERED, ()),
+    (S.OFFERED, H.FINAL): (S.OFFERED, ()),
+    (S.OFFERED, H.ASK): (S.OFFERED, (A.ACCEPT, A.OFFER)),
+    (S.OFFERED, H.RELEASE): (S.RETIRED, (A.CONFIRM, A.RETIRE)),
+    (S.OFFERED, H.CANCEL): (S.RETIRED, (A.DROP, A.RETIRE)),
+    (S.OFFERED, H.WITHDRAW): (S.RECALLED, (A.TELL,)),
+    (S.OFFERED, H.EXPIRE): (S.RETIRED, (A.TELL, A.RETIRE)),
+    (S.OFFERED, H.PEER_LOST): (S.RETIRED, (A.RETIRE,)),
+    (S.RECALLED, H.ANNOUNCE): (S.RECALLED, ()),
+    (S.RECALLED, H.WATCH): (S.RECALLED, ()),
+    (S.RECALLED, H.BEGIN): (S.RECALLED, ()),
+    (S.RECALLED, H.SAMPLED): (S.RECALLED, ()),
+    (S.RECALLED, H.FINAL): (S.RECALLED, ()),
+    (S.RECALLED, H.ASK): (S.RECALLED, (A.TELL,)),
+    (S.RECALLED, H.RELEASE): (S.RETIRED, (A.TELL, A.RETIRE)),
+    (S.RECALLED, H.CANCEL): (S.RETIRED, (A.DROP, A.RETIRE)),
+    (S.RECALLED, H.WITHDRAW): (S.RECALLED, ()),
+    (S.RECALLED, H.EXPIRE): (S.RETIRED, (A.RETIRE,)),
+    (S.RECALLED, H.PEER_LOST): (S.RETIRED, (A.RETIRE,)),
 }
 
 
@@ -151,6 +204,12 @@ class Recv(StrEnum):
     ACCEPTED = "accepted"  # and was answered
     CANCELLING = "cancelling"  # Cancel has left, or will when the sender can be reached
     QUARANTINED = "quarantined"  # the sender is gone or silent; a late write may still land
+    ASKED = "asked"  # Register has left, with the wish to read
+    PROMISED = "promised"  # and was answered
+    READING = "reading"  # READs in flight
+    RELEASING = "releasing"  # all is read; the sender must confirm that it was right
+    STOPPING = "stopping"  # given up, but READs are in flight
+    SEVERED = "severed"  # the way was closed under READs in flight: they may still land
     RETIRED = "retired"
 
 
@@ -172,6 +231,11 @@ class RecvInput(StrEnum):
     GIVE_UP = "give_up"  # a deadline of ours has passed
     PEER_LOST = "peer_lost"
     SAFE = "safe"  # the quarantine is over
+    ASK = "ask"  # the sender can be told, and its memory be read
+    OFFER = "offer"  # the sender says where to read
+    READ = "read"  # all is read
+    READ_FAILED = "read_failed"
+    STOPPED = "stopped"  # no READ is in flight any more
 
 
 class RecvAction(StrEnum):
@@ -183,8 +247,13 @@ class RecvAction(StrEnum):
     CANCEL = "cancel"
     FREE = "free"  # the blocks were never promised to anyone: give them back
     QUARANTINE = "quarantine"
-    ASK = "ask"  # a lost sender that is back is asked for its word
+    INQUIRE = "inquire"  # a lost sender that is back is asked for its word
     EXTEND = "extend"  # wait longer: the sender says that writes are in flight
+    ASK = "ask"  # Register, with the wish to read
+    READ = "read"  # post READs
+    RELEASE = "release"  # Released
+    STOP = "stop"  # what is in flight has a time to stop
+    SEVER = "sever"  # let the request go on; its blocks wait
     RETIRE = "retire"  # report the outcome, give the blocks back
 
 
@@ -237,7 +306,7 @@ RECEIVER: dict[tuple[Recv, RecvInput], tuple[Recv, tuple[RecvAction, ...]]] = {
     (R.CANCELLING, J.GIVE_UP): (R.QUARANTINED, (B.QUARANTINE,)),
     (R.CANCELLING, J.PEER_LOST): (R.QUARANTINED, (B.QUARANTINE,)),
     (R.QUARANTINED, J.ABORT): (R.QUARANTINED, ()),
-    (R.QUARANTINED, J.READY): (R.QUARANTINED, (B.ASK,)),
+    (R.QUARANTINED, J.READY): (R.QUARANTINED, (B.INQUIRE,)),
     (R.QUARANTINED, J.DRAIN): (R.QUARANTINED, (B.EXTEND,)),
     (R.QUARANTINED, J.ACCEPT): (R.QUARANTINED, ()),
     (R.QUARANTINED, J.PEER_LOST): (R.QUARANTINED, ()),
@@ -245,4 +314,63 @@ RECEIVER: dict[tuple[Recv, RecvInput], tuple[Recv, tuple[RecvAction, ...]]] = {
     (R.QUARANTINED, J.FAIL): (R.RETIRED, (B.RETIRE,)),
     (R.QUARANTINED, J.RELEASE): (R.RETIRED, (B.RETIRE,)),
     (R.QUARANTINED, J.SAFE): (R.RETIRED, (B.RETIRE,)),
+    # pull
+    (R.CONNECTING, J.ASK): (R.ASKED, (B.ASK,)),
+    (R.CONNECTING, J.GIVE_UP): (R.CANCELLING, (B.FREE, B.CANCEL)),
+    (R.ASKED, J.ASK): (R.ASKED, (B.ASK,)),
+    (R.ASKED, J.ACCEPT): (R.PROMISED, ()),
+    (R.ASKED, J.OFFER): (R.READING, (B.READ,)),
+    (R.ASKED, J.FAIL): (R.RETIRED, (B.RETIRE,)),
+    (R.ASKED, J.RELEASE): (R.RETIRED, (B.RETIRE,)),
+    (R.ASKED, J.ABORT): (R.CANCELLING, (B.FREE, B.CANCEL)),
+    (R.ASKED, J.GIVE_UP): (R.CANCELLING, (B.FREE, B.CANCEL)),
+    (R.ASKED, J.PEER_LOST): (R.RETIRED, (B.RETIRE,)),
+    (R.PROMISED, J.ASK): (R.PROMISED, ()),
+    (R.PROMISED, J.ACCEPT): (R.PROMISED, ()),
+    (R.PROMISED, J.OFFER): (R.READING, (B.READ,)),
+    (R.PROMISED, J.FAIL): (R.RETIRED, (B.RETIRE,)),
+    (R.PROMISED, J.RELEASE): (R.RETIRED, (B.RETIRE,)),
+    (R.PROMISED, J.ABORT): (R.CANCELLING, (B.FREE, B.CANCEL)),
+    (R.PROMISED, J.GIVE_UP): (R.CANCELLING, (B.FREE, B.CANCEL)),
+    (R.PROMISED, J.PEER_LOST): (R.RETIRED, (B.RETIRE,)),
+    (R.READING, J.ASK): (R.READING, ()),
+    (R.READING, J.ACCEPT): (R.READING, ()),
+    (R.READING, J.OFFER): (R.READING, ()),
+    (R.READING, J.READ): (R.RELEASING, (B.RELEASE,)),
+    (R.READING, J.READ_FAILED): (R.STOPPING, (B.STOP,)),
+    (R.READING, J.FAIL): (R.STOPPING, (B.STOP,)),
+    (R.READING, J.RELEASE): (R.STOPPING, (B.STOP,)),
+    (R.READING, J.ABORT): (R.STOPPING, (B.STOP,)),
+    (R.READING, J.GIVE_UP): (R.STOPPING, (B.STOP,)),
+    (R.READING, J.PEER_LOST): (R.SEVERED, (B.SEVER,)),
+    (R.RELEASING, J.ASK): (R.RELEASING, (B.RELEASE,)),
+    (R.RELEASING, J.ACCEPT): (R.RELEASING, ()),
+    (R.RELEASING, J.OFFER): (R.RELEASING, ()),
+    (R.RELEASING, J.COMPLETE): (R.RETIRED, (B.RETIRE,)),
+    (R.RELEASING, J.FAIL): (R.RETIRED, (B.RETIRE,)),
+    (R.RELEASING, J.RELEASE): (R.RETIRED, (B.RETIRE,)),
+    (R.RELEASING, J.ABORT): (R.CANCELLING, (B.FREE, B.CANCEL)),
+    (R.RELEASING, J.GIVE_UP): (R.RETIRED, (B.RETIRE,)),
+    (R.RELEASING, J.PEER_LOST): (R.RETIRED, (B.RETIRE,)),
+    (R.CANCELLING, J.ASK): (R.CANCELLING, (B.CANCEL,)),
+    (R.CANCELLING, J.OFFER): (R.CANCELLING, ()),
+    (R.STOPPING, J.STOPPED): (R.CANCELLING, (B.FREE, B.CANCEL)),
+    (R.STOPPING, J.ASK): (R.STOPPING, ()),
+    (R.STOPPING, J.ACCEPT): (R.STOPPING, ()),
+    (R.STOPPING, J.OFFER): (R.STOPPING, ()),
+    (R.STOPPING, J.READ_FAILED): (R.STOPPING, ()),
+    (R.STOPPING, J.FAIL): (R.STOPPING, ()),
+    (R.STOPPING, J.RELEASE): (R.STOPPING, ()),
+    (R.STOPPING, J.ABORT): (R.STOPPING, ()),
+    (R.STOPPING, J.PEER_LOST): (R.SEVERED, (B.SEVER,)),
+    (R.SEVERED, J.ASK): (R.SEVERED, ()),
+    (R.SEVERED, J.ACCEPT): (R.SEVERED, ()),
+    (R.SEVERED, J.OFFER): (R.SEVERED, ()),
+    (R.SEVERED, J.READ_FAILED): (R.SEVERED, ()),
+    (R.SEVERED, J.STOPPED): (R.SEVERED, ()),
+    (R.SEVERED, J.FAIL): (R.SEVERED, ()),
+    (R.SEVERED, J.RELEASE): (R.SEVERED, ()),
+    (R.SEVERED, J.ABORT): (R.SEVERED, ()),
+    (R.SEVERED, J.PEER_LOST): (R.SEVERED, ()),
+    (R.SEVERED, J.SAFE): (R.RETIRED, (B.RETIRE,)),
 }

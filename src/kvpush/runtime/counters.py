@@ -10,7 +10,8 @@ from typing import Self
 import msgspec
 
 from kvpush.core.errors import Reason
-from kvpush.core.events import Counted, Ended, Event, Outcome, PeerChanged, Purpose, Role, TransferRecord
+from kvpush.core.events import Counted, Ended, Event, ModeChosen, Outcome, PeerChanged, Purpose, Role, TransferRecord
+from kvpush.core.mode import Mode
 
 BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the histograms' buckets in seconds; one more bucket holds what is longer."""
@@ -21,6 +22,9 @@ STAGES: dict[Role, tuple[tuple[str, str, str], ...]] = {
         ("prefill_wait", "expected", "begun"),
         ("registration", "requested", "accepted"),
         ("transfer", "accepted", "noticed"),
+        ("offer", "accepted", "offered"),
+        ("read", "posted", "read"),
+        ("confirm", "read", "ended"),
         ("total", "requested", "ended"),
     ),
     Role.SENDER: (
@@ -28,12 +32,14 @@ STAGES: dict[Role, tuple[tuple[str, str, str], ...]] = {
         ("lead", "registered", "final"),
         ("match", "final", "posted"),
         ("write", "posted", "written"),
+        ("lent", "offered", "released"),
         ("total", "announced", "ended"),
     ),
 }
 """The durations that are measured per role: name, first stage, last stage (see `TransferRecord.at`). A transfer that
 lacks one of the two stages, or had them the other way round, does not count there; `sender lead` is how long before
-the prompt was final the receiver had registered."""
+the prompt was final the receiver had registered. The receiver's offer, read and confirm, and the sender's lent, are
+of transfers by pull."""
 
 
 class Histogram(msgspec.Struct):
@@ -85,6 +91,8 @@ class Counters(msgspec.Struct):
     counted: dict[tuple[str, Reason], int] = msgspec.field(default_factory=dict)
     volumes: dict[Role, Volume] = msgspec.field(default_factory=dict)
     seconds: dict[tuple[Role, str], Histogram] = msgspec.field(default_factory=dict)
+    modes: dict[tuple[Role, Mode], int] = msgspec.field(default_factory=dict)
+    pairs: dict[str, ModeChosen] = msgspec.field(default_factory=dict)
 
     def add(self, event: Event) -> None:
         """Count one event; those that are no matter of counting are ignored."""
@@ -93,6 +101,8 @@ class Counters(msgspec.Struct):
                 self._add_record(record)
             case Counted(name, reason):
                 self.counted[name, reason] = self.counted.get((name, reason), 0) + 1
+            case ModeChosen(peer):
+                self.pairs[peer] = event
             case PeerChanged(_, True, reason):  # that one was lost comes as a Counted of its own
                 self.counted["peer_ready", reason] = self.counted.get(("peer_ready", reason), 0) + 1
 
@@ -111,6 +121,9 @@ class Counters(msgspec.Struct):
             reused = record.tokens if record.purpose is Purpose.CONVERSATION else 0
             moved = Volume(record.tokens, record.nbytes, record.descriptors, reused)
             self.volumes.setdefault(record.role, Volume()).merge(moved)
+            if record.reason is Reason.OK:
+                moved_by = (record.role, record.mode)
+                self.modes[moved_by] = self.modes.get(moved_by, 0) + 1
             self._add_stages(record)
 
     def _add_stages(self, record: TransferRecord) -> None:
@@ -129,17 +142,21 @@ class Counters(msgspec.Struct):
             self.volumes.setdefault(role, Volume()).merge(volume)
         for stage, histogram in other.seconds.items():
             self.seconds.setdefault(stage, Histogram()).merge(histogram)
+        for moved_by, number in other.modes.items():
+            self.modes[moved_by] = self.modes.get(moved_by, 0) + number
+        self.pairs |= other.pairs
 
     def take(self) -> "Counters":
         """Everything so far; starts again from nothing."""
-        taken = Counters(self.transfers, self.counted, self.volumes, self.seconds)
-        self.transfers, self.counted, self.volumes, self.seconds = {}, {}, {}, {}
+        taken = Counters(*(getattr(self, field) for field in self.__struct_fields__))
+        for field in self.__struct_fields__:
+            setattr(self, field, {})
         return taken
 
     @property
     def empty(self) -> bool:
         """Whether nothing has been counted."""
-        return not (self.transfers or self.counted or self.volumes or self.seconds)
+        return not any(getattr(self, field) for field in self.__struct_fields__)
 
     def to_plain(self) -> dict[str, object]:
         """Lists, strings and numbers only, for any serializer; see `from_plain`."""
@@ -149,7 +166,7 @@ class Counters(msgspec.Struct):
     def from_plain(cls, plain: object) -> Self:
         """Read what `to_plain` has made. Raises `msgspec.ValidationError`."""
         pairs = msgspec.convert(plain, _Pairs)
-        return cls(dict(pairs.transfers), dict(pairs.counted), dict(pairs.volumes), dict(pairs.seconds))
+        return cls(*(dict(getattr(pairs, field)) for field in cls.__struct_fields__))
 
 
 class _Pairs(msgspec.Struct):
@@ -157,3 +174,5 @@ class _Pairs(msgspec.Struct):
     counted: list[tuple[tuple[str, Reason], int]]
     volumes: list[tuple[Role, Volume]]
     seconds: list[tuple[tuple[Role, str], Histogram]]
+    modes: list[tuple[tuple[Role, Mode], int]]
+    pairs: list[tuple[str, ModeChosen]]

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import ParamSpec, Protocol
 
 from kvpush.core.commands import Stop
-from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, RemovePeer, SendFrame
+from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, PostRead, RemovePeer, SendFrame
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import Reason, TransportError
 from kvpush.core.events import Counted, Event, Stopped
@@ -128,6 +128,7 @@ class Driver:
         self._outlet = outlet
         self._clock = clock
         self._pace = Pace(poll_s)
+        self._due = 0
         self._effects: deque[Effect] = deque()
         self._stop_by: float | None = None
         self._stopped = False
@@ -205,7 +206,11 @@ class Driver:
 
     def _poll_wait_s(self, now: float) -> float | None:
         """How long to wait between polls of the transport; None while it cannot have anything to tell."""
-        if self._endpoint.ops_in_flight or self._endpoint.notices_due:
+        due = self._endpoint.ops_in_flight + self._endpoint.notices_due
+        if due > self._due:  # a peer has said that something is under way
+            self._pace.happened(now)
+        self._due = due
+        if due:
             return self._pace.wait_s(now)
         return Pace.RARE_S if self._endpoint.transfers or self._pace.glows(now) else None
 
@@ -231,7 +236,7 @@ class Driver:
         match effect:
             case SendFrame(link, frame):
                 self._channel.send(link, frame)
-            case Post():
+            case Post() | PostRead():
                 self._post(effect)
             case AddPeer():
                 self._add_peer(effect)
@@ -242,12 +247,15 @@ class Driver:
             case CloseLink(link):
                 self._channel.close_link(link)
 
-    def _post(self, post: Post) -> None:
+    def _post(self, post: Post | PostRead) -> None:
         self._fence()
         if not self._endpoint.may_post(post.op, self._clock()):
             self._endpoint.op_finished(post.op, "its transfer ended before it was posted", self._clock())
             return
-        error = self._attempt(self._transport.post_write, post.op, post.peer, post.plan, post.notice)
+        if isinstance(post, Post):
+            error = self._attempt(self._transport.post_write, post.op, post.peer, post.plan, post.notice)
+        else:
+            error = self._attempt(self._transport.post_read, post.op, post.peer, post.plan)
         self._pace.happened(self._clock())
         if error:
             self._endpoint.op_finished(post.op, error, self._clock())

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from kvpush.core.errors import Reason
-from kvpush.core.events import Counted, Ended, Event, Outcome, PeerChanged, TransferRecord
+from kvpush.core.events import Counted, Ended, Event, ModeChosen, Outcome, PeerChanged, TransferRecord
 from kvpush.runtime.ratelimit import RateLimit
 from kvpush.runtime.recordfile import RecordFile
 
@@ -35,6 +35,8 @@ class TransferLog:
                 logger.info("peer ready peer=%s", peer)
             case PeerChanged(peer, False, reason, detail):
                 self._warn(f"peer {reason}", now, lambda: f"peer gone peer={peer} reason={reason} detail={detail!r}")
+            case ModeChosen(peer, mode, push, pull):
+                logger.info("mode chosen peer=%s mode=%s push=%.0f pull=%.0f bytes/s", peer, mode, push, pull)
             case Counted(name, reason):
                 logger.debug("counted %s reason=%s", name, reason)
 
@@ -61,7 +63,8 @@ def transfer_line(record: TransferRecord) -> str:
     stages = " ".join(f"{stage}={(at - first) * 1000:.3f}ms" for stage, at in record.at.items())
     detail = f" detail={record.detail!r}" if record.detail else ""
     return (
-        f"transfer ended key={record.key} role={record.role} outcome={record.outcome} reason={record.reason} "
+        f"transfer ended key={record.key} role={record.role} mode={record.mode} "
+        f"outcome={record.outcome} reason={record.reason} "
         f"request={record.request_id} peer={record.peer} tokens={record.tokens} blocks={record.blocks} "
         f"bytes={record.nbytes} descriptors={record.descriptors} {stages}{detail}"
     )

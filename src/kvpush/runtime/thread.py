@@ -16,6 +16,7 @@ from kvpush.core.errors import ConfigError, Reason
 from kvpush.core.events import Event, Found, Outcome, PrefillBegun, ReceiveEnded, SourceFree
 from kvpush.core.ids import Address, EngineId, Epoch
 from kvpush.core.layout import Layout
+from kvpush.core.mode import ModeSetting
 from kvpush.runtime.auth import check_secret
 from kvpush.runtime.control import ControlChannel
 from kvpush.runtime.driver import STOP_GRACE_S, Driver
@@ -42,6 +43,7 @@ class ThreadConfig:
 
     engine_id: EngineId
     listen: Address
+    mode: ModeSetting = ModeSetting.PUSH
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
     control: ControlConfig = field(default_factory=ControlConfig)
     secret: str = ""
@@ -146,7 +148,8 @@ class TransferThread:
         closing.callback(transport.close)
         transport.register(self._layout.regions, self._layout.memory)
         epoch = Epoch(secrets.randbits(63))
-        endpoint = Endpoint(config.protocol, config.engine_id, epoch, self._layout, transport.metadata)
+        modes = config.mode.modes
+        endpoint = Endpoint(config.protocol, config.engine_id, epoch, self._layout, transport.metadata, modes)
         outlet = self._make_outlet(closing)
         driver = Driver(
             endpoint,

@@ -48,14 +48,19 @@ class Transport(Protocol):
         """Load a peer. The same name again replaces it."""
 
     def remove_peer(self, peer: PeerName) -> None:
-        """Drop a peer, its handles and mappings; unknown names are ignored. Operations still in
-        flight to it are stopped as far as the transport can, and are reported by `poll` as failed."""
+        """Drop a peer, its handles and mappings; unknown names are ignored. Operations still in flight to or from it
+        are stopped as far as the transport can, and are reported by `poll` as failed."""
 
     def post_write(self, op: OpId, peer: PeerName, plan: Plan, notice: bytes) -> None:
         """Start copying `plan` from our memory into `peer`'s; `notice` arrives there after the data.
 
         An empty plan sends only the notice, an empty notice is not sent. Raising means that nothing was
         written and nothing will be.
+        """
+
+    def post_read(self, op: OpId, peer: PeerName, plan: Plan) -> None:
+        """Start copying from the remote side of `plan`, in `peer`'s memory, to its local side in ours. The peer is not
+        told. Raising means that nothing was read and nothing will be.
         """
 
     def poll(self) -> list[TransportEvent]:

@@ -15,6 +15,7 @@ class Point(StrEnum):
 
     ADD_PEER = "add_peer"
     WRITE = "write"
+    READ = "read"
     NOTICE = "notice"
 
 
@@ -28,6 +29,11 @@ class FaultKind(StrEnum):
     WRITE_LATE = "write_late"  # posted `polls` later than we were told
     WRITE_STUCK = "write_stuck"  # neither written nor reported, until the peer is removed
     DONE_LATE = "done_late"  # reported `polls` after it was done: the peer has the notice long before
+    READ_RAISES = "read_raises"
+    READ_FAILS = "read_fails"  # the same of a READ
+    READ_TORN = "read_torn"
+    READ_LATE = "read_late"
+    READ_STUCK = "read_stuck"
     NOTICE_LOST = "notice_lost"
     NOTICE_TWICE = "notice_twice"  # the second time `polls` later
     NOTICE_LATE = "notice_late"
@@ -37,6 +43,8 @@ class FaultKind(StrEnum):
         """Where this happens."""
         if self is FaultKind.ADD_PEER_FAILS:
             return Point.ADD_PEER
+        if self.name.startswith("READ"):
+            return Point.READ
         return Point.NOTICE if self.name.startswith("NOTICE") else Point.WRITE
 
 

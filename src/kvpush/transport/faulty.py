@@ -1,4 +1,5 @@
-"""Any transport, with faults. Faults of writes are the sender's, faults of notices the receiver's: wrap that side."""
+"""Any transport, with faults. Faults of writes are the sender's, faults of notices and reads the receiver's: wrap
+that side."""
 
 from dataclasses import dataclass, replace
 
@@ -12,13 +13,19 @@ from kvpush.transport.faults import Fault, FaultKind, Faults, Point
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """A write that the transport beneath has not been told of; `due` None is never."""
+    """An operation that the transport beneath has not been told of; `due` None is never, `notice` None a read."""
 
     due: int | None
     op: OpId
     peer: PeerName
     plan: Plan
-    notice: bytes
+    notice: bytes | None
+
+    def post(self, transport: Transport) -> None:
+        if self.notice is None:
+            transport.post_read(self.op, self.peer, self.plan)
+        else:
+            transport.post_write(self.op, self.peer, self.plan, self.notice)
 
 
 @dataclass(frozen=True)
@@ -65,11 +72,11 @@ class FaultyTransport:
 
     def post_write(self, op: OpId, peer: PeerName, plan: Plan, notice: bytes) -> None:
         """May raise, do half of it, or do it at another time."""
-        fault = self._draw(Point.WRITE)
-        if fault is None:
-            self._inner.post_write(op, peer, plan, notice)
-        else:
-            self._post(fault, _Held(None, op, peer, plan, notice))
+        self._post(self._draw(Point.WRITE), _Held(None, op, peer, plan, notice))
+
+    def post_read(self, op: OpId, peer: PeerName, plan: Plan) -> None:
+        """The same of a read."""
+        self._post(self._draw(Point.READ), _Held(None, op, peer, plan, None))
 
     def poll(self) -> list[TransportEvent]:
         """What the inner transport reports, but for faults, and what was kept back for now."""
@@ -90,30 +97,34 @@ class FaultyTransport:
             self.injected.append(fault)
         return fault
 
-    def _post(self, fault: Fault, write: _Held) -> None:
+    def _post(self, fault: Fault | None, asked: _Held) -> None:
+        if fault is None:
+            asked.post(self._inner)
+            return
         due = self._polls + fault.polls
         match fault.kind:
-            case FaultKind.POST_RAISES:
-                raise TransportError("injected: the write cannot be posted")
-            case FaultKind.WRITE_FAILS:
-                self._late.append(_Late(due, OpDone(write.op, "injected: the write failed")))
-            case FaultKind.WRITE_LATE:
-                self._held.append(replace(write, due=due))
-            case FaultKind.WRITE_STUCK:
-                self._held.append(write)
-            case FaultKind.WRITE_TORN:
-                self._inner.post_write(write.op, write.peer, _first_half(write.plan), b"")
-                self._spoilt[write.op] = fault
+            case FaultKind.POST_RAISES | FaultKind.READ_RAISES:
+                raise TransportError("injected: it cannot be posted")
+            case FaultKind.WRITE_FAILS | FaultKind.READ_FAILS:
+                self._late.append(_Late(due, OpDone(asked.op, "injected: it failed")))
+            case FaultKind.WRITE_LATE | FaultKind.READ_LATE:
+                self._held.append(replace(asked, due=due))
+            case FaultKind.WRITE_STUCK | FaultKind.READ_STUCK:
+                self._held.append(asked)
+            case FaultKind.WRITE_TORN | FaultKind.READ_TORN:
+                notice = None if asked.notice is None else b""
+                replace(asked, plan=_first_half(asked.plan), notice=notice).post(self._inner)
+                self._spoilt[asked.op] = fault
             case _:
-                self._inner.post_write(write.op, write.peer, write.plan, write.notice)
-                self._spoilt[write.op] = fault
+                asked.post(self._inner)
+                self._spoilt[asked.op] = fault
 
     def _post_due(self) -> None:
         due = [held for held in self._held if held.due is not None and held.due <= self._polls]
         self._held = [held for held in self._held if held not in due]
         for held in due:
             try:
-                self._inner.post_write(held.op, held.peer, held.plan, held.notice)
+                held.post(self._inner)
             except TransportError as error:
                 self._late.append(_Late(self._polls, OpDone(held.op, str(error))))
 
@@ -124,8 +135,8 @@ class FaultyTransport:
         fault = self._spoilt.pop(event.op, None)
         if fault is None:
             return [event]
-        if fault.kind is FaultKind.WRITE_TORN:
-            return [OpDone(event.op, event.error or "injected: the write failed half way")]
+        if fault.kind in (FaultKind.WRITE_TORN, FaultKind.READ_TORN):
+            return [OpDone(event.op, event.error or "injected: it failed half way")]
         self._late.append(_Late(self._polls + fault.polls, event))
         return []
 

@@ -1,7 +1,7 @@
 """Moves real bytes inside one process: for tests and simulations.
 
 A `MemoryFabric` joins the `MemoryTransport`s made from it, which may be owned by different threads. Nothing
-is copied when a write is posted: the writer's own `poll` copies what it has posted so far, in order, so that
+is copied when a write or a read is posted: the poster's own `poll` copies what it has posted so far, in order, so that
 whoever calls `poll` decides when bytes move. A notice is there for the receiver as soon as its bytes are.
 """
 
@@ -47,6 +47,7 @@ class _Posted:
     peer: _Peer
     plan: Plan
     notice: bytes
+    reads: bool
 
 
 class MemoryFabric:
@@ -120,6 +121,14 @@ class MemoryTransport:
     def post_write(self, op: OpId, peer: PeerName, plan: Plan, notice: bytes) -> None:
         """Check a write, and keep it for the next `poll`."""
         self._check("post_write")
+        self._posted.append(_Posted(op, self._checked(peer, plan), plan, notice, False))
+
+    def post_read(self, op: OpId, peer: PeerName, plan: Plan) -> None:
+        """Check a read, and keep it for the next `poll`."""
+        self._check("post_read")
+        self._posted.append(_Posted(op, self._checked(peer, plan), plan, b"", True))
+
+    def _checked(self, peer: PeerName, plan: Plan) -> _Peer:
         target = self._peers.get(peer)
         if target is None:
             raise TransportError(f"there is no peer {peer}")
@@ -127,7 +136,7 @@ class MemoryTransport:
             raise TransportError("no memory has been registered")
         self._areas.check(plan.local, plan.nbytes, "our registered")
         target.areas.check(plan.remote, plan.nbytes, f"{peer}'s registered")
-        self._posted.append(_Posted(op, target, plan, notice))
+        return target
 
     def poll(self) -> list[TransportEvent]:
         """Copy all that was posted, and collect notices."""
@@ -164,8 +173,9 @@ def _carry_out(posted: _Posted) -> str:
         if not port.is_open:
             return "the peer is gone"
         plan = posted.plan
-        for local, remote, nbytes in zip(plan.local.tolist(), plan.remote.tolist(), plan.nbytes.tolist(), strict=True):
-            ctypes.memmove(remote, local, nbytes)
+        sources, targets = (plan.remote, plan.local) if posted.reads else (plan.local, plan.remote)
+        for source, target, nbytes in zip(sources.tolist(), targets.tolist(), plan.nbytes.tolist(), strict=True):
+            ctypes.memmove(target, source, nbytes)
         if posted.notice:
             port.notices.append(posted.notice)
     return ""

@@ -3,7 +3,7 @@
 What was measured (NIXL 1.5.1, UCX, two processes on one host of two cores without a NIC), and what follows:
 
 Descriptors. For 10,240 of 4 KiB, `initialize_xfer` with numpy rows takes 0.2 to 0.6 ms; `prep_xfer_dlist` and
-`make_prepped_xfer` take 0.5 to 1.9 ms and leave lists to look after. So each write is made whole and released.
+`make_prepped_xfer` take 0.5 to 1.9 ms and leave lists to look after. So each operation is made whole and released.
 
 Progress. Nothing moves by itself. Over TCP no byte of a write lands while its receiver does not poll; over
 shared memory (CMA) the bytes land inside of `post_write`, but the write is not done, nor its notice seen, before
@@ -66,8 +66,8 @@ class _Peer:
 
 
 @dataclass(eq=False)
-class _Write:
-    """A posted write. With `error` set it only waits for NIXL to let go of its handle."""
+class _Posted:
+    """A posted write or read. With `error` set it only waits for NIXL to let go of its handle."""
 
     op: OpId
     peer: PeerName
@@ -81,7 +81,7 @@ class _State:
 
     agent: Any
     peers: dict[PeerName, _Peer] = field(default_factory=dict)
-    writes: dict[OpId, _Write] = field(default_factory=dict)
+    posted: dict[OpId, _Posted] = field(default_factory=dict)
     done: list[TransportEvent] = field(default_factory=list)
     registered: Any = None
 
@@ -139,45 +139,56 @@ class NixlTransport:
             state.agent.make_connection(agent)
 
     def remove_peer(self, peer: PeerName) -> None:
-        """Give up writes to a peer, and disconnect from it."""
+        """Give up what is in flight to or from a peer, and disconnect from it."""
         state = self._state("remove_peer")
         known = state.peers.pop(peer, None)
         if known is None:
             return
-        for write in [each for each in state.writes.values() if each.peer == peer]:
-            write.error = write.error or f"peer {peer} was removed"
-            self._let_go(state, write)
+        for posted in [each for each in state.posted.values() if each.peer == peer]:
+            posted.error = posted.error or f"peer {peer} was removed"
+            self._let_go(state, posted)
         with _mapped(f"removing peer {peer}"):
             state.agent.remove_remote_agent(known.agent)
 
     def post_write(self, op: OpId, peer: PeerName, plan: Plan, notice: bytes) -> None:
         """Start a write. Over shared memory all bytes are copied in here (with the GIL released)."""
         state = self._state("post_write")
-        target = state.peers.get(peer)
-        if target is None:
-            raise TransportError(f"there is no peer {peer}")
-        if not plan.descriptors:
+        target = _known(state, peer)
+        if plan.descriptors:
+            self._post(state, "WRITE", op, peer, plan, notice)
+        else:
             self._notify(state, op, target, notice)
-            return
-        with _mapped(f"preparing a write of {plan.descriptors} descriptors to {peer}"):
+
+    def post_read(self, op: OpId, peer: PeerName, plan: Plan) -> None:
+        """Start a read. Over shared memory all bytes are copied in here (with the GIL released)."""
+        state = self._state("post_read")
+        _known(state, peer)
+        if plan.descriptors:
+            self._post(state, "READ", op, peer, plan, b"")
+        else:
+            state.done.append(OpDone(op))
+
+    def _post(self, state: _State, what: str, op: OpId, peer: PeerName, plan: Plan, notice: bytes) -> None:
+        other = state.peers[peer]
+        with _mapped(f"preparing a {what} of {plan.descriptors} descriptors with {peer}"):
             handle = state.agent.initialize_xfer(
-                "WRITE",
+                what,
                 self._descriptors(state, plan.local, plan.nbytes, self._areas, self._memory),
-                self._descriptors(state, plan.remote, plan.nbytes, target.areas, target.memory),
-                target.agent,
+                self._descriptors(state, plan.remote, plan.nbytes, other.areas, other.memory),
+                other.agent,
                 notice,
             )
-        write = state.writes[op] = _Write(op, peer, handle)
+        posted = state.posted[op] = _Posted(op, peer, handle)
         try:
             state.agent.transfer(handle, notice)
-        except Exception as error:  # some of it may have been written: that is a failed write, not a refused one
-            write.error = _text(error)
+        except Exception as error:  # some of it may have been done: that is a failed operation, not a refused one
+            posted.error = _text(error)
 
     def poll(self) -> list[TransportEvent]:
         """Let NIXL work, then collect."""
         state = self._state("poll")
-        for write in list(state.writes.values()):
-            self._advance(state, write)
+        for posted in list(state.posted.values()):
+            self._advance(state, posted)
         with _mapped("asking for notices"):
             arrived = state.agent.get_new_notifs()
         events = [*state.done, *(NoticeArrived(each) for notices in arrived.values() for each in notices)]
@@ -190,9 +201,9 @@ class NixlTransport:
         state, self._open = self._open, None
         if state is None:
             return
-        for write in state.writes.values():
+        for posted in state.posted.values():
             with suppress(Exception):
-                write.handle.release()
+                posted.handle.release()
         for peer in state.peers.values():
             with suppress(Exception):
                 state.agent.remove_remote_agent(peer.agent)
@@ -219,26 +230,32 @@ class NixlTransport:
                 state.agent.send_notif(target.agent, notice)
         state.done.append(OpDone(op))
 
-    def _advance(self, state: _State, write: _Write) -> None:
-        if not write.error:
+    def _advance(self, state: _State, posted: _Posted) -> None:
+        if not posted.error:
             try:
-                progress = state.agent.check_xfer_state(write.handle)
+                progress = state.agent.check_xfer_state(posted.handle)
                 if progress == "PROC":
                     return
-                write.error = "" if progress == "DONE" else f"NIXL reports {progress}"
+                posted.error = "" if progress == "DONE" else f"NIXL reports {progress}"
             except Exception as error:
-                write.error = _text(error)
-        self._let_go(state, write)
+                posted.error = _text(error)
+        self._let_go(state, posted)
 
-    def _let_go(self, state: _State, write: _Write) -> None:
+    def _let_go(self, state: _State, posted: _Posted) -> None:
         """Release a handle; if NIXL still needs it, the next `poll` tries again."""
         try:
-            write.handle.release()
+            posted.handle.release()
         except Exception as error:
-            write.error = write.error or _text(error)
+            posted.error = posted.error or _text(error)
             return
-        del state.writes[write.op]
-        state.done.append(OpDone(write.op, write.error))
+        del state.posted[posted.op]
+        state.done.append(OpDone(posted.op, posted.error))
+
+
+def _known(state: _State, peer: PeerName) -> _Peer:
+    if peer not in state.peers:
+        raise TransportError(f"there is no peer {peer}")
+    return state.peers[peer]
 
 
 def _make_agent(name: str, backends: Mapping[str, Mapping[str, str]]) -> Any:

@@ -19,8 +19,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from kvpush.core.errors import Reason
-from kvpush.core.events import Counted, Ended, Event, Outcome
+from kvpush.core.events import Counted, Ended, Event, ModeChosen, Outcome
 from kvpush.core.ids import Address
+from kvpush.core.mode import Mode
 from kvpush.runtime.counters import BOUNDS_S, STAGES, Counters
 from kvpush.vllm.ranks import engine_group, ranks_per_engine
 from kvpush.vllm.settings import Settings, read_settings
@@ -133,6 +134,8 @@ class EngineMetrics(KVConnectorPromMetrics):
         self._bytes = count("bytes", "Bytes moved by delivered transfers.", "role")
         self._reused = count("tokens_reused", "Prompt tokens not computed: an earlier turn had left them elsewhere.")
         self._descriptors = count("descriptors", "Descriptors of delivered transfers.", "role")
+        self._modes = count("delivered", "Delivered transfers, by who moved the bytes.", "role", "mode")
+        self._pairs = _Pairs(metric_types[Gauge], labelnames)
         self._idle = count("idle_block_seconds", "Blocks set aside for prompts, times the time until they had come.")
         self._seconds = histogram(
             name=f"{_PREFIX}stage_seconds",
@@ -157,10 +160,31 @@ class EngineMetrics(KVConnectorPromMetrics):
             self._bytes.labels(*labels, role).inc(volume.nbytes)
             self._descriptors.labels(*labels, role).inc(volume.descriptors)
             self._idle.labels(*labels).inc(volume.idle_block_s)
+        for moved_by, number in stats.counters.modes.items():
+            self._modes.labels(*labels, *moved_by).inc(number)
+        for chosen in stats.counters.pairs.values():
+            self._pairs.show(labels, chosen)
         for role_name, stage, seconds in stats.seconds:
             self._seconds.labels(*labels, role_name, stage).observe(seconds)
         if stats.listen:
             self._info.show(labels, engine_idx, stats.listen)
+
+
+class _Pairs:
+    """What `auto` has measured of each sender, and what it has chosen."""
+
+    def __init__(self, gauge: Any, labelnames: list[str]) -> None:
+        def show(name: str, text: str) -> Any:
+            labels = [*labelnames, "peer", "mode"]
+            return gauge(name=_PREFIX + name, documentation=text, multiprocess_mode="mostrecent", labelnames=labels)
+
+        self._rate = show("pair_bytes_per_second", "How fast each mode has moved bytes from a sender.")
+        self._chosen = show("pair_mode", "1 for the mode that is used with a sender, 0 for the other.")
+
+    def show(self, labels: list[object], pair: ModeChosen) -> None:
+        for mode, rate in ((Mode.PUSH, pair.push_rate), (Mode.PULL, pair.pull_rate)):
+            self._rate.labels(*labels, pair.peer, mode).set(rate)
+            self._chosen.labels(*labels, pair.peer, mode).set(mode is pair.mode)
 
 
 class _Info:

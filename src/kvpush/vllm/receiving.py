@@ -7,6 +7,7 @@ from vllm.v1.request import Request
 from kvpush.core.events import Purpose
 from kvpush.core.ids import Key, Target
 from kvpush.core.layout import Blocks
+from kvpush.core.mode import Mode
 
 
 class Stage(Enum):
@@ -30,6 +31,7 @@ class Receiving:
         "end",
         "key",
         "lost",
+        "mode",
         "purpose",
         "ranks_heard",
         "released",
@@ -40,11 +42,12 @@ class Receiving:
         "wants_token",
     )
 
-    def __init__(self, request: Request, key: Key, target: Target, purpose: Purpose) -> None:
+    def __init__(self, request: Request, key: Key, target: Target, purpose: Purpose, mode: Mode | None = None) -> None:
         self.request = request
         self.key = key
         self.target = target
         self.purpose = purpose
+        self.mode = mode  # that was asked for, if any
         self.stage = Stage.KNOWN if purpose is Purpose.PROMPT else Stage.ASKING
         self.begun = purpose is Purpose.CONVERSATION  # it is time for blocks, wherever they come from
         self.computed = 0  # tokens that the engine had of its own when it was last asked

@@ -129,7 +129,7 @@ class SchedulerSide:
             # vLLM's stand-in for a request that its API has turned away, or that has failed: it has the same key
             self._say(Disown(key, name, params.target))
         else:
-            self._receiving[request_id] = Receiving(request, key, params.target, Purpose.PROMPT)
+            self._receiving[request_id] = Receiving(request, key, params.target, Purpose.PROMPT, params.mode)
             self._say(Expect(key, name, params.target))
             self._newcomers.append(request_id)
             if params.keep is not None and self._may_send:
@@ -203,7 +203,8 @@ class SchedulerSide:
         record.end = span.end
         record.wants_token = record.purpose is Purpose.PROMPT and self._first_tokens.wanted(request)
         name = RequestId(request.request_id)
-        self._say(Receive(record.key, name, record.target, span, ids, record.wants_token, record.purpose))
+        wants_token, purpose, mode = record.wants_token, record.purpose, record.mode
+        self._say(Receive(record.key, name, record.target, span, ids, wants_token, purpose, mode))
 
     def _need_nothing(self, record: Receiving) -> None:
         record.stage = Stage.OVER

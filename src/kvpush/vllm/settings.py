@@ -17,6 +17,7 @@ import msgspec
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import ConfigError
 from kvpush.core.ids import Address
+from kvpush.core.mode import ModeSetting
 
 FIELD = "kv_connector_extra_config"
 DEFAULT_PORT = 5600
@@ -49,6 +50,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `host` is both listened on and told to peers. `port` is that of the engine's first rank; rank `r` of data
     parallel rank `d` listens on `port + d * ranks + r`; 0 picks free ones, which only the engine's own
     answers can tell. `switch_us`: see `ThreadConfig`.
+    `mode`: who moves the bytes; `push`: when prompts are handed over (with pull, one is offered when it is complete).
     `keep_share` of the KV pool may hold finished conversations for `keep_s`; see docs/conversations.md.
     `reserve_early`: the part of a decode engine's KV pool that must stay free when blocks are set aside for a prompt
     whose prefill has not begun; 0 sets them aside in any case, 1 never.
@@ -61,6 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[str, ...] = ("UCX",)
     poll_us: int = 100
     switch_us: int = 500
+    mode: ModeSetting = ModeSetting.PUSH
     push: Push = Push.WHOLE
     keep_share: float = 0.3
     keep_s: float = 300.0

@@ -102,6 +102,7 @@ class WorkerSide:
         thread_config = ThreadConfig(
             engine_id=engine_id(self._config),
             listen=listen,
+            mode=self._settings.mode,
             protocol=self._settings.protocol,
             secret=self._settings.secret,
             poll_us=self._settings.poll_us,

@@ -6,6 +6,7 @@ from kvpush.bench.faults.kinds import KINDS, LONG_S, Moment
 from kvpush.bench.faults.node import Ending, Node, Policy
 from kvpush.bench.faults.wire import Fate
 from kvpush.bench.faults.world import TIMES, Stuck, World
+from kvpush.core.mode import Mode
 
 BOUND_S = TIMES.transfer_s + TIMES.peer_timeout_s + TIMES.connect_timeout_s
 """Every request ends within this (I3)."""
@@ -22,6 +23,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     moment: Moment
     policy: Policy
+    mode: Mode
     struck: bool
     ended: str
     reason: str
@@ -36,9 +38,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.problem or self.leaked or self.wrong)
 
 
-def try_cell(kind: str, moment: Moment, policy: Policy) -> Cell:
+def try_cell(kind: str, moment: Moment, policy: Policy, mode: Mode = Mode.PUSH) -> Cell:
     """Let a fault strike, wait for the end, mend, and serve another request."""
-    attempt = _Attempt(kind, moment, policy)
+    attempt = _Attempt(kind, moment, policy, mode)
     try:
         attempt.run()
     except (Stuck, AssertionError) as error:
@@ -49,9 +51,9 @@ def try_cell(kind: str, moment: Moment, policy: Policy) -> Cell:
 
 
 class _Attempt:
-    def __init__(self, kind: str, moment: Moment, policy: Policy) -> None:
+    def __init__(self, kind: str, moment: Moment, policy: Policy, mode: Mode) -> None:
         self._kind, self._moment, self._policy = kind, moment, policy
-        self._world = World(policy)
+        self._world = World(policy, mode)
         self._has_struck = self._is_possible = False
         self._wrong = 0
         self._ended, self._reason, self._took_s = Ending.NOTHING.value, "", 0.0
@@ -64,7 +66,7 @@ class _Attempt:
             self._serve("the first transfer")
         world.wire.sent.clear()
         world.wire.read.clear()
-        world.p.flight.landed = 0
+        world.p.flight.landed = world.d.flight.landed = 0
         self._look_at_the_request()
         self._mend()
         self._serve("the transfer after it")
@@ -138,6 +140,7 @@ class _Attempt:
             kind=self._kind,
             moment=self._moment,
             policy=self._policy,
+            mode=self._world.mode,
             struck=self._is_possible and not armed,
             ended=self._ended,
             reason=self._reason,

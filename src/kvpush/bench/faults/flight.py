@@ -1,5 +1,6 @@
-"""Writes that take time, and go on without the process that posted them, as a network card's do."""
+"""Writes and reads that take time, and go on without the process that posted them, as a network card's do."""
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -19,11 +20,13 @@ class _Flying:
     op: OpId
     peer: PeerName
     plan: Plan
-    notice: bytes
+    notice: bytes | None  # None: a read
+    is_given_up: bool = False
 
 
 class FlightTransport:
-    """A `Transport`: memory's, but each write lands `FLIGHT_S` after it was posted, whatever its process does then."""
+    """A `Transport`: memory's, but each operation lands `FLIGHT_S` after it was posted, whatever its process does then.
+    A read lands even after its peer was removed: nothing calls back what the peer's card has sent."""
 
     def __init__(self, inner: MemoryTransport, clock: Callable[[], float]) -> None:
         self.landed = 0
@@ -34,12 +37,12 @@ class FlightTransport:
 
     @property
     def flying(self) -> int:
-        """Writes that have been posted and have not landed."""
+        """What has been posted and has not landed."""
         return len(self._flying)
 
     @property
     def next_at(self) -> float:
-        """When the next write lands."""
+        """When the next of them lands."""
         return min((each.lands_at for each in self._flying), default=float("inf"))
 
     def delay(self, seconds: float) -> bool:
@@ -52,12 +55,21 @@ class FlightTransport:
         due = [each for each in self._flying if each.lands_at <= self._clock()]
         self._flying = [each for each in self._flying if each not in due]
         for each in due:
-            try:
-                self._inner.post_write(each.op, each.peer, each.plan, each.notice)
-                self.landed += 1
-            except TransportError as error:
-                self._events.append(OpDone(each.op, str(error)))
+            self._land(each)
         self._events += self._inner.poll()
+
+    def _land(self, each: _Flying) -> None:
+        if each.is_given_up:
+            _copy(each.plan)
+            return
+        try:
+            if each.notice is None:
+                self._inner.post_read(each.op, each.peer, each.plan)
+            else:
+                self._inner.post_write(each.op, each.peer, each.plan, each.notice)
+            self.landed += 1
+        except TransportError as error:
+            self._events.append(OpDone(each.op, str(error)))
 
     # as a `Transport` -----------------------------------------------------------------------------------
     @property
@@ -74,15 +86,20 @@ class FlightTransport:
         self._inner.add_peer(peer, metadata)
 
     def remove_peer(self, peer: PeerName) -> None:
-        """Stop what is in flight to a peer."""
-        stopped = [each for each in self._flying if each.peer == peer]
-        self._flying = [each for each in self._flying if each.peer != peer]
+        """Stop the writes that are in flight to a peer, and forget the reads from it."""
+        stopped = [each for each in self._flying if each.peer == peer and not each.is_given_up]
+        reads = [replace(each, is_given_up=True) for each in stopped if each.notice is None]
+        self._flying = [each for each in self._flying if each not in stopped] + reads
         self._events += (OpDone(each.op, f"peer {peer} was removed") for each in stopped)
         self._inner.remove_peer(peer)
 
     def post_write(self, op: OpId, peer: PeerName, plan: Plan, notice: bytes) -> None:
         """Start a write."""
         self._flying.append(_Flying(self._clock() + FLIGHT_S, op, peer, plan, notice))
+
+    def post_read(self, op: OpId, peer: PeerName, plan: Plan) -> None:
+        """Start a read."""
+        self._flying.append(_Flying(self._clock() + FLIGHT_S, op, peer, plan, None))
 
     def poll(self) -> list[TransportEvent]:
         """What has landed, failed or arrived."""
@@ -93,3 +110,9 @@ class FlightTransport:
     def close(self) -> None:
         """Nothing can land here any more."""
         self._inner.close()
+
+
+def _copy(plan: Plan) -> None:
+    """Carry out a read whose reader has let go of it."""
+    for local, remote, nbytes in zip(plan.local.tolist(), plan.remote.tolist(), plan.nbytes.tolist(), strict=True):
+        ctypes.memmove(local, remote, nbytes)

@@ -7,7 +7,8 @@ from kvpush.bench.faults.node import Ending, Node
 from kvpush.bench.faults.wire import Fate
 from kvpush.bench.faults.world import TIMES, World
 from kvpush.core.layout import Span
-from kvpush.core.messages import Register, encode_frame
+from kvpush.core.messages import Offer, Register, encode_frame
+from kvpush.core.mode import Mode
 from kvpush.transport.faults import Fault, FaultKind
 
 BRIEF_S = 0.3
@@ -24,13 +25,15 @@ class Moment(StrEnum):
     STRANGERS = "strangers"  # the two have never heard of each other
     REGISTERING = "registering"  # the registration is under way
     WAITING = "waiting"  # registered; the prefill goes on
-    HALF = "half"  # the first half has been written
-    WRITING = "writing"  # the last write is in flight
-    WRITTEN = "written"  # all bytes have landed; the receiver has not seen their notices
+    HALF = "half"  # the first half has been written; with pull: the offer is under way
+    WRITING = "writing"  # the last write, or the read, is in flight
+    WRITTEN = "written"  # all bytes have landed; the receiver has not seen their notices, or has not been confirmed
     DELIVERED = "delivered"  # the receiver has everything
 
     def has_come(self, world: World) -> bool:
         """Whether the transfer is there."""
+        if world.mode is Mode.PULL and self in _HAS_COME_PULL:
+            return _HAS_COME_PULL[self](world)
         return _HAS_COME[self](world)
 
 
@@ -42,6 +45,12 @@ _HAS_COME: Mapping[Moment, Callable[[World], bool]] = {
     Moment.WRITING: lambda world: world.p.flight.landed + world.p.flight.flying == 2,
     Moment.WRITTEN: lambda world: world.p.flight.landed == 2,
     Moment.DELIVERED: lambda world: world.request is not None and world.request.ending is Ending.TEXT,
+}
+
+_HAS_COME_PULL: Mapping[Moment, Callable[[World], bool]] = {
+    Moment.HALF: lambda world: bool(world.wire.sent["Offer"]),
+    Moment.WRITING: lambda world: world.d.flight.flying + world.d.flight.landed == 1,
+    Moment.WRITTEN: lambda world: world.d.flight.landed == 1,
 }
 
 
@@ -79,7 +88,10 @@ def _bad_frame(world: World) -> bool:
 
 
 def _bad_blocks(world: World) -> bool:
-    """A registration of the same key for blocks that the receiver does not have."""
+    """A registration of the same key for blocks that the receiver does not have, or an offer of such."""
+    if world.mode is Mode.PULL:
+        offer = Offer(world.key, ((1, 1_000_000),))
+        return world.wire.inject(world.d.channel, encode_frame(world.p.epoch, world.d.epoch, offer))
     bad = Register(world.key, Span(0, 8), ((1, 1_000_000),), 0.0)
     return world.wire.inject(world.p.channel, encode_frame(world.d.epoch, world.p.epoch, bad))
 
@@ -116,11 +128,20 @@ def _fault(which: str, kind: FaultKind, polls: int = 30) -> Callable[[World], No
     return _on(which, strike)
 
 
+def _post_fault(write: FaultKind, read: FaultKind, polls: int = 30) -> Callable[[World], None]:
+    """The fault befalls whoever posts."""
+
+    def strike(world: World) -> None:
+        world.poster.trap.armed = Fault(write if world.mode is Mode.PUSH else read, None, polls)
+
+    return strike
+
+
 def _with_late_write(strike: Callable[[World], object]) -> Callable[[World], bool]:
-    """What is in flight when the fault strikes lands long after it: no write can be called back."""
+    """What is in flight when the fault strikes lands long after it: nothing posted can be called back."""
 
     def strike_and_delay(world: World) -> bool:
-        is_flying = world.p.flight.delay(LATE_S)
+        is_flying = world.poster.flight.delay(LATE_S)
         strike(world)
         return is_flying
 
@@ -135,7 +156,9 @@ KINDS: Mapping[str, Callable[[World], object]] = {
     "frames lost": _frames(Fate(copies=0)),
     "frames twice": _frames(Fate(copies=2)),
     "frames late": _frames(Fate(delay_s=BRIEF_S)),
-    "answers lost": _frames(Fate(copies=0), "Accepted", "Failed", "Dropped", "Drained", "Written"),
+    "answers lost": _frames(
+        Fate(copies=0), "Accepted", "Offer", "Confirmed", "Failed", "Dropped", "Drained", "Written"
+    ),
     "hints lost": _frames(Fate(copies=0), "Writing", "Written"),
     "link cut": lambda world: world.wire.cut(world.d.channel),
     "silence": _silence,
@@ -166,15 +189,17 @@ KINDS: Mapping[str, Callable[[World], object]] = {
     "sender hung, write late": _with_late_write(_on("p", _hang(_FOREVER_S))),
     "cancel, write late": _with_late_write(lambda world: world.d.abort(world.key)),
     "wrong secret, write late": _with_late_write(_wrong_secret),
-    "add_peer fails": _fault("p", FaultKind.ADD_PEER_FAILS),
-    "post raises": _fault("p", FaultKind.POST_RAISES),
-    "write fails": _fault("p", FaultKind.WRITE_FAILS),
-    "write torn": _fault("p", FaultKind.WRITE_TORN),
-    "write late": _fault("p", FaultKind.WRITE_LATE),
-    "write stuck": _fault("p", FaultKind.WRITE_STUCK),
-    "completion late": _fault("p", FaultKind.DONE_LATE),
+    "add_peer fails": _post_fault(FaultKind.ADD_PEER_FAILS, FaultKind.ADD_PEER_FAILS),
+    "post raises": _post_fault(FaultKind.POST_RAISES, FaultKind.READ_RAISES),
+    "write fails": _post_fault(FaultKind.WRITE_FAILS, FaultKind.READ_FAILS),
+    "write torn": _post_fault(FaultKind.WRITE_TORN, FaultKind.READ_TORN),
+    "write late": _post_fault(FaultKind.WRITE_LATE, FaultKind.READ_LATE),
+    "write stuck": _post_fault(FaultKind.WRITE_STUCK, FaultKind.READ_STUCK),
+    "completion late": _post_fault(FaultKind.DONE_LATE, FaultKind.READ_LATE),
+    # push only
     "notice lost": _fault("d", FaultKind.NOTICE_LOST),
     "notice twice": _fault("d", FaultKind.NOTICE_TWICE),
     "notice late": _fault("d", FaultKind.NOTICE_LATE),
 }
-"""How each fault strikes; False says that it cannot at that moment."""
+"""How each fault strikes; False says that it cannot at that moment. What is said of writes is true of reads in pull."""
+PUSH_ONLY = ("notice lost", "notice twice", "notice late")

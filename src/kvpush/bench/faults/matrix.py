@@ -1,13 +1,14 @@
 """The whole matrix: all cells, their table, and the sums that decide."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from rich.table import Table
 
 from kvpush.bench.faults.cells import Cell, try_cell
-from kvpush.bench.faults.kinds import KINDS, Moment
+from kvpush.bench.faults.kinds import KINDS, PUSH_ONLY, Moment
 from kvpush.bench.faults.node import Policy
+from kvpush.core.mode import Mode
 
 
 class Sums(msgspec.Struct, frozen=True):
@@ -27,15 +28,16 @@ class Sums(msgspec.Struct, frozen=True):
         return f"{self.tried} cells tried, {self.survived} survived, {self.leaked} leaked, {self.wrong} wrong"
 
 
-def run_matrix(kinds: Sequence[str] = tuple(KINDS), done: Callable[[Cell], object] = lambda _: None) -> list[Cell]:
-    """Try each kind at each moment under each policy. `done` is told of each cell."""
-    cells = []
-    for kind in kinds:
-        for moment in Moment:
-            for policy in Policy:
-                cells.append(try_cell(kind, moment, policy))
-                done(cells[-1])
-    return cells
+def run_matrix(kinds: Sequence[str] = tuple(KINDS), modes: Sequence[Mode] = tuple(Mode)) -> list[Cell]:
+    """Try each kind at each moment under each policy, in each mode in which it can happen."""
+    return [
+        try_cell(kind, moment, policy, mode)
+        for mode in modes
+        for kind in kinds
+        if mode is Mode.PUSH or kind not in PUSH_ONLY
+        for moment in Moment
+        for policy in Policy
+    ]
 
 
 def sums(cells: Iterable[Cell]) -> Sums:
@@ -49,13 +51,13 @@ def sums(cells: Iterable[Cell]) -> Sums:
     )
 
 
-def table(cells: Iterable[Cell]) -> Table:
-    """A row per kind, a column per moment: what the client sees under `fail` and under `recompute`, and after how many
-    milliseconds; - where the fault cannot strike."""
+def table(cells: Iterable[Cell], mode: Mode) -> Table:
+    """The cells of one mode. A row per kind, a column per moment: what the client sees under `fail` and under
+    `recompute`, and after how many milliseconds; - where the fault cannot strike."""
     by_place: dict[tuple[str, Moment], list[Cell]] = {}
-    for cell in cells:
+    for cell in [cell for cell in cells if cell.mode is mode]:
         by_place.setdefault((cell.kind, cell.moment), []).append(cell)
-    made = Table("fault", *Moment, title="under fail / under recompute, milliseconds of virtual time")
+    made = Table("fault", *Moment, title=f"{mode}: under fail / under recompute, milliseconds of virtual time")
     for kind in dict.fromkeys(kind for kind, _ in by_place):
         made.add_row(kind, *(_shown(by_place.get((kind, moment), [])) for moment in Moment))
     return made

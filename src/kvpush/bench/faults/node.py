@@ -14,6 +14,7 @@ from kvpush.core.errors import Reason
 from kvpush.core.events import BlocksSafe, Event, Outcome, ReceiveEnded, SourceFree, Stopped
 from kvpush.core.ids import Address, EngineId, Epoch, Key, RequestId, Target
 from kvpush.core.layout import Span
+from kvpush.core.mode import Mode
 from kvpush.runtime.driver import Driver
 from kvpush.runtime.mailbox import Mailbox
 from kvpush.transport.faults import Fault, Point
@@ -54,7 +55,7 @@ class Request:
 
     @property
     def was_delivered(self) -> bool:
-        """Whether its text was made from what the sender wrote."""
+        """Whether its text was made from what the sender had."""
         return self.ending is Ending.TEXT and self.reason is Reason.OK
 
 
@@ -84,6 +85,7 @@ class Node:
         fabric: MemoryFabric,
         config: ProtocolConfig,
         policy: Policy = Policy.FAIL,
+        mode: Mode = Mode.PUSH,
     ) -> None:
         self.name, self.address, self.policy = name, address, policy
         self.cache, self.trap = Cache(), Trap()
@@ -97,7 +99,8 @@ class Node:
         self.flight.register(self.cache.layout.regions, "dram")
         self.transport = FaultyTransport(self.flight, self.trap)
         self.epoch = Epoch(life + 1)
-        self.endpoint = Endpoint(config, EngineId(name), self.epoch, self.cache.layout, self.transport.metadata)
+        layout, metadata = self.cache.layout, self.transport.metadata
+        self.endpoint = Endpoint(config, EngineId(name), self.epoch, layout, metadata, (mode,))
         self.channel = wire.listen(address)
         self._driver = Driver(
             self.endpoint,

@@ -9,6 +9,7 @@ from kvpush.bench.faults.wire import Wire
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import KVPushError
 from kvpush.core.ids import Address, Key, TransferId
+from kvpush.core.mode import Mode
 from kvpush.transport.memory import MemoryFabric
 
 TIMES = ProtocolConfig(
@@ -42,9 +43,9 @@ class Stuck(KVPushError):
 class World:
     """`p` sends, `d` receives; both may be replaced by others of their name. `request` is the one in question."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, mode: Mode = Mode.PUSH) -> None:
         self.now = 100.0
-        self.policy = policy
+        self.policy, self.mode = policy, mode
         self.wire = Wire(lambda: self.now)
         self.nodes: list[Node] = []
         self._fabric = MemoryFabric()
@@ -58,9 +59,14 @@ class World:
     # processes ------------------------------------------------------------------------------------------
     def start(self, name: str, address: Address) -> Node:
         """Start a process."""
-        node = Node(name, len(self.nodes), address, self.wire, self._fabric, TIMES, self.policy)
+        node = Node(name, len(self.nodes), address, self.wire, self._fabric, TIMES, self.policy, self.mode)
         self.nodes.append(node)
         return node
+
+    @property
+    def poster(self) -> Node:
+        """Who moves the bytes."""
+        return self.p if self.mode is Mode.PUSH else self.d
 
     def kill(self, node: Node) -> None:
         """kill -9."""
