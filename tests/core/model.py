@@ -8,11 +8,10 @@ transport gives it up. Time passes from deadline to deadline. Faults are limited
 from collections.abc import Iterator
 from copy import copy as shallow
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from core.bounds import CONFIG, TRANSPORT_S, Bounds
 from core.memory import make_layout
-from core.snapshot import Print, ago, copy, fingerprint, print_frame
+from core.snapshot import Print, ago, copy, fingerprint, print_frame, without
 
 from kvpush.core.commands import Abort, Command, Final, Receive, Withdraw
 from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, RemovePeer, SendFrame
@@ -28,7 +27,6 @@ TARGET = Target(Address("p", 1), EngineId("p"))
 _LAYOUTS = {P: make_layout(0, 4, 16), D: make_layout(1, 4, 16)}
 
 Action = tuple[str, ...]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -171,7 +169,7 @@ class Model:
             case "fail":
                 self._finish(int(rest[0]), "broken")
             case "unnoticed":
-                self.notices = _without(self.notices, int(rest[0]))
+                self.notices = without(self.notices, int(rest[0]))
             case "break":
                 self._break()
             case "hang p":
@@ -218,7 +216,7 @@ class Model:
     def _take_up(self, connection: int) -> bytes:
         index = next(i for i, (c, _) in enumerate(self.up) if c == connection)
         frame = self.up[index][1]
-        self.up = _without(self.up, index)
+        self.up = without(self.up, index)
         return frame
 
     def _read_down(self) -> None:
@@ -228,7 +226,7 @@ class Model:
 
     def _finish(self, index: int, error: str) -> None:
         write = self.writes[index]
-        self.writes = _without(self.writes, index)
+        self.writes = without(self.writes, index)
         sender, receiver = write.lives
         if receiver == self.epochs[D] and not error:
             assert write.key in self.receiving, f"R1: {write.key} is written after its blocks went back"
@@ -240,7 +238,7 @@ class Model:
 
     def _notice(self, index: int) -> None:
         notice = self.notices[index]
-        self.notices = _without(self.notices, index)
+        self.notices = without(self.notices, index)
         self._own(D).notice_received(notice, self.now)
         self._drain(D)
 
@@ -345,7 +343,7 @@ class Model:
     def _remove(self, end: Endpoint, name: str) -> None:
         life = int(name.split("@")[1], 16)
         for write in [w for w in self.writes if w.lives == (self.epochs[P], life)]:
-            self.writes = _without(self.writes, self.writes.index(write))
+            self.writes = without(self.writes, self.writes.index(write))
             end.op_finished(write.op, "removed", self.now)
 
     def _note(self, event: Event) -> None:
@@ -399,7 +397,3 @@ class Model:
             known = end, self.now, fingerprint(end, self.now)
             self.printed = {**self.printed, who: known}
         return known[2]
-
-
-def _without(items: tuple[T, ...], index: int) -> tuple[T, ...]:
-    return items[:index] + items[index + 1 :]

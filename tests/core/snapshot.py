@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import lru_cache
 from types import FunctionType, MethodType, NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from kvpush.core.receiving import Receiving
 from kvpush.core.retired import Retired
 from kvpush.core.sending import Sending
 
+T = TypeVar("T")
 Print = tuple[Any, ...]
 """Hashable; equal for states that behave alike."""
 
@@ -40,6 +41,11 @@ def copy(endpoint: Endpoint) -> Endpoint:
     """An endpoint that goes its own way from here on."""
     copied: Endpoint = _copy_object(endpoint, {})
     return copied
+
+
+def without(items: tuple[T, ...], index: int) -> tuple[T, ...]:
+    """A copy that lacks one item."""
+    return items[:index] + items[index + 1 :]
 
 
 def _copier_of(value: Any) -> Copier:
