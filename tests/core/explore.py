@@ -38,10 +38,10 @@ class Search:
         return f"{whole} {states:,} states, {self.transitions:,} transitions, up to {self.depth} steps deep"
 
 
-def explore(bounds: Bounds, most_states: int) -> Search:
+def explore(bounds: Bounds, most_states: int, kind: type[Model] = Model) -> Search:
     """Visit states in order of their distance from the start, at most so many. Raises `Violation`."""
     search = Search()
-    start = connected(bounds)
+    start = connected(bounds, kind)
     mark = hash(start.fingerprint())
     search.came_by[mark] = (0, None)
     frontier = deque([(start, mark, 0)])
@@ -59,11 +59,11 @@ def explore(bounds: Bounds, most_states: int) -> Search:
     return search
 
 
-def walk(bounds: Bounds, seeds: range, steps: int) -> Search:
+def walk(bounds: Bounds, seeds: range, steps: int, kind: type[Model] = Model) -> Search:
     """Go at random, and after so many steps find the way out: deeper than breadth-first gets. Raises `Violation`."""
     search = Search(is_complete=False)
     for seed in seeds:
-        luck, model, mark = Random(seed), connected(bounds), seed
+        luck, model, mark = Random(seed), connected(bounds, kind), seed
         search.came_by[mark] = (0, None)
         for _ in range(steps):
             action = luck.choice(list(model.choices()))
@@ -77,9 +77,9 @@ def walk(bounds: Bounds, seeds: range, steps: int) -> Search:
     return search
 
 
-def connected(bounds: Bounds) -> Model:
+def connected(bounds: Bounds, kind: type[Model] = Model) -> Model:
     """The state in which the two know each other and have nothing to do."""
-    model = Model(bounds)
+    model = kind(bounds)
     stranger = Key(TransferId("0" * 31 + "f"))
     for command in (Expect(stranger, RequestId("r"), TARGET), Abort(stranger)):
         model.execute(D, command)

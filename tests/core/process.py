@@ -14,7 +14,11 @@ from kvpush.core.commands import (
     Disown,
     Expect,
     Final,
+    Inquire,
+    Keep,
+    Promise,
     Receive,
+    Release,
     Retract,
     Sampled,
     Stop,
@@ -22,6 +26,7 @@ from kvpush.core.commands import (
     Withdraw,
 )
 from kvpush.core.config import ProtocolConfig
+from kvpush.core.digests import Digests
 from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, RemovePeer, SendFrame
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import LocalProtocolError, Reason
@@ -30,8 +35,10 @@ from kvpush.core.events import (
     Counted,
     Ended,
     Event,
+    Found,
     PeerChanged,
     PrefillBegun,
+    Purpose,
     ReceiveEnded,
     SourceFree,
     Stopped,
@@ -61,6 +68,7 @@ class Process:
         self.received: dict[Key, ReceiveEnded] = {}
         self.begun: list[Key] = []
         self.quarantined: set[Key] = set()
+        self.found: dict[Key, int] = {}
         self.records: list[TransferRecord] = []
         self.counted: Counter[tuple[str, Reason]] = Counter()
         self.changes: list[PeerChanged] = []
@@ -119,6 +127,24 @@ class Process:
         self.world.oracle.promise_source(self, key)
         self._execute(Withdraw(key, request_of(key), reason))
 
+    def promise(self, key: Key) -> None:
+        self._execute(Promise(key))
+
+    def keep(self, key: Key, tokens: int, digests: Digests, keep_s: float = 60.0) -> None:
+        """A request has finished; what it leaves may be asked for."""
+        count = -(-tokens // self.layout.groups[0].block_size)
+        self.sources[key] = (tuple(self.free.pop(0) for _ in range(count)),)
+        self.memory.fill(key, Span(0, tokens), self.sources[key], None)
+        self.world.oracle.promise_source(self, key)
+        self._execute(Keep(key, request_of(key), tokens, self.sources[key], digests, keep_s))
+
+    def release(self, key: Key) -> None:
+        self._execute(Release(key))
+
+    def inquire(self, key: Key, sender: "Process | Target", digests: Digests) -> None:
+        self._execute(Expect(key, request_of(key), _target(sender)))
+        self._execute(Inquire(key, request_of(key), _target(sender), digests))
+
     def expect(self, key: Key, sender: "Process | Target") -> None:
         self._execute(Expect(key, request_of(key), _target(sender)))
 
@@ -133,7 +159,8 @@ class Process:
         count = -(-tokens // size) - start // size
         blocks: Blocks = (tuple(self.free.pop(0) for _ in range(count)),)
         blocks += tuple(tuple(range(count)) for _ in self.layout.groups[1:])
-        command = Receive(key, request_of(key), _target(sender), Span(start, tokens), blocks, wants_token)
+        purpose = Purpose.CONVERSATION if key in self.found else Purpose.PROMPT
+        command = Receive(key, request_of(key), _target(sender), Span(start, tokens), blocks, wants_token, purpose)
         self.destinations[key] = command
         self._execute(command)
         return command
@@ -224,6 +251,9 @@ class Process:
                 self.world.oracle.check_safe(self, key)
                 self.quarantined.remove(key)
                 self._give_back(self.destinations.pop(key).blocks)
+            case Found(key, _, tokens):
+                assert key not in self.found, f"{key} is found twice"
+                self.found[key] = tokens
             case SourceFree(key):
                 self.world.oracle.check_source_free(self, key)
                 self._give_back(self.sources.pop(key, ()))

@@ -119,7 +119,8 @@ class Go:
 
 @dataclass(frozen=True)
 class Reset:
-    """Empty the prefix cache, once the engine has settled; answered by whether it worked."""
+    """Empty the prefix cache, and let go of what is kept for other turns, once the engine has settled; answered by
+    whether it worked."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,10 @@ class Quit:
 
 @dataclass(frozen=True)
 class State:
-    """What a test may want to know of an engine. `counted`: kvpush's counters since the start.
+    """What a test may want to know of an engine. `counted`, `reused`: kvpush's counters since the start.
 
-    `writes`: NIXL transfer handles that are open. `sockets`: open sockets of the whole process.
+    `writes`: NIXL transfer handles that are open. `sockets`: open sockets of the whole process. `kept`: finished
+    requests that are kept for another turn.
     """
 
     free_blocks: int
@@ -142,6 +144,8 @@ class State:
     counted: dict[str, int]
     transfers: dict[str, int]
     nbytes: dict[str, int]
+    reused: int
+    kept: int
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,8 @@ class EngineChild:
             case Look():
                 return self._calls.send(self._state())
             case Collect() | Settle() | Reset():
+                if isinstance(call, Reset) and self._has_connector:
+                    self._connector.reset_cache()
                 self._waiting = call
                 return None
         return self._calls.send(None)
@@ -152,7 +154,7 @@ class EngineChild:
                 self._reply(tuple(answer for answer in answers if answer is not None))
             case Settle() if not self._core.scheduler.has_requests():
                 self._reply(self._state())
-            case Reset() if not self._core.scheduler.has_requests():
+            case Reset() if not self._core.scheduler.has_requests() and not self._state().kept:
                 self._reply(self._core.reset_prefix_cache())
 
     def _reply(self, answer: object) -> None:
@@ -170,7 +172,7 @@ class EngineChild:
     def _state(self) -> State:
         scheduler = self._core.scheduler
         if self._has_connector and not scheduler.has_requests():
-            self._worker.results()  # an idle engine takes no step, and so hears of nothing
+            self._hear()
         totals = self._counters
         return State(
             free_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
@@ -181,7 +183,17 @@ class EngineChild:
             counted={f"{name} {reason}": number for (name, reason), number in totals.counted.items()},
             transfers={" ".join(how): number for how, number in totals.transfers.items()},
             nbytes={str(role): volume.nbytes for role, volume in totals.volumes.items()},
+            reused=sum(volume.reused for volume in totals.volumes.values()),
+            kept=self._connector._scheduling.kept_requests if self._has_connector else 0,
         )
+
+    def _hear(self) -> None:
+        """An idle engine takes no step, and so hears of nothing: let its connector hear what it would with the next."""
+        from vllm.v1.outputs import KVConnectorOutput
+
+        results, report = self._worker.results(), self._worker.report()
+        output = KVConnectorOutput(finished_sending=results.finished_sending, kv_connector_worker_meta=report)
+        self._connector.update_connector_output(output)
 
     def _quit(self) -> None:
         if not self._has_connector:

@@ -20,7 +20,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from kvpush.core.commands import Command
 from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
-from kvpush.core.params import receive_params, send_params
+from kvpush.core.params import Reference, receive_params, send_params
 from kvpush.runtime.counters import Counters
 from kvpush.vllm.connector import KVPushConnector
 from kvpush.vllm.metadata import RankReport
@@ -58,14 +58,14 @@ def key_of(number: int) -> Key:
     return Key(TransferId(f"{number:032x}"))
 
 
-def sending(number: int) -> dict[str, Any]:
-    """A prefill leg's parameters."""
-    return send_params(key_of(number))
+def sending(number: int, reuse: int | None = None) -> dict[str, Any]:
+    """A prefill leg's parameters; `reuse`: the key of an earlier turn."""
+    return send_params(key_of(number), None if reuse is None else Reference(key_of(reuse), _TARGET))
 
 
-def receiving(number: int) -> dict[str, Any]:
-    """A decode leg's parameters."""
-    return receive_params(key_of(number), _TARGET)
+def receiving(number: int, keep: int | None = None) -> dict[str, Any]:
+    """A decode leg's parameters; `keep`: the key under which to keep it for another turn."""
+    return receive_params(key_of(number), _TARGET, keep=None if keep is None else key_of(keep))
 
 
 class SchedulerRig:
@@ -79,10 +79,11 @@ class SchedulerRig:
         overlap: Overlap = Overlap.NONE,
         push: Push = Push.WHOLE,
         batched_tokens: int = 1024,
-        reserve_early: float = 0.0,
         scheduler: Callable[..., Scheduler] = Scheduler,
+        **extra: Any,
     ) -> None:
-        extra = {"push": push.value, "reserve_early": reserve_early}
+        """`extra` goes into `kv_connector_extra_config`."""
+        extra = {"push": push.value, "reserve_early": 0.0, **extra}
         self.config = _config(model, role, policy, extra, batched_tokens)
         # the CPU platform switches it off, whatever is asked for
         self.config.scheduler_config.async_scheduling = overlap is Overlap.ASYNC

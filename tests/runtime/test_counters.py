@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kvpush.core.errors import Reason
-from kvpush.core.events import Counted, Ended, Outcome, PeerChanged, Role, SourceFree, TransferRecord
+from kvpush.core.events import Counted, Ended, Outcome, PeerChanged, Purpose, Role, SourceFree, TransferRecord
 from kvpush.core.ids import Key, RequestId, TransferId
 from kvpush.runtime.counters import BOUNDS_S, STAGES, Counters, Histogram, Volume
 
@@ -51,6 +51,11 @@ def test_transfers_are_counted_by_role_outcome_and_reason() -> None:
 
 def test_only_delivered_transfers_have_moved_anything() -> None:
     assert counted(RECEIVED, RECEIVED, ABORTED).volumes == {Role.RECEIVER: Volume(20, 2000, 6)}
+
+
+def test_tokens_of_earlier_turns_are_counted_as_reused() -> None:
+    earlier = msgspec.structs.replace(RECEIVED, purpose=Purpose.CONVERSATION)
+    assert counted(RECEIVED, earlier, earlier).volumes[Role.RECEIVER].reused == 20
 
 
 def test_stages_of_both_roles_are_timed() -> None:

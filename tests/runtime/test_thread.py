@@ -27,10 +27,11 @@ from runtime.side import (
     settle,
 )
 
-from kvpush.core.commands import Abort, Stop, Withdraw
+from kvpush.core.commands import Abort, Inquire, Keep, Stop, Withdraw
+from kvpush.core.digests import NO_DIGESTS
 from kvpush.core.errors import ConfigError, ControlError, Reason, TransportError
-from kvpush.core.events import Outcome, ReceiveEnded, SourceFree, Stopped
-from kvpush.core.ids import Address, EngineId, RequestId
+from kvpush.core.events import Found, Outcome, ReceiveEnded, SourceFree, Stopped
+from kvpush.core.ids import Address, EngineId, RequestId, Target
 from kvpush.core.layout import Span
 from kvpush.runtime.thread import ThreadConfig
 from kvpush.transport.base import Transport
@@ -258,11 +259,14 @@ def test_thread_leaves_nothing_behind(make_side: Callable[..., Side]) -> None:
 def test_dead_thread_keeps_the_promises_of_commands(sender: Side) -> None:
     sender.stop()
     before = len(sender.events)
-    received, sent, withdrawn = new_key(), new_key(), new_key()
+    received, sent, withdrawn, kept, asked = (new_key() for _ in range(5))
+    nowhere = Target(Address("127.0.0.1", 1))
     sender.submit(
         receive(received, Address("127.0.0.1", 1), TOKENS, THERE),
         final(sent, TOKENS, HERE),
         Withdraw(withdrawn, RequestId("w"), Reason.PREFILL_FAILED),
+        Keep(kept, RequestId("k"), TOKENS, HERE, NO_DIGESTS, 1.0),
+        Inquire(asked, RequestId("i"), nowhere, NO_DIGESTS),
         Abort(received),
         Stop(),
     )
@@ -277,6 +281,8 @@ def test_dead_thread_keeps_the_promises_of_commands(sender: Side) -> None:
         ),
         SourceFree(sent, RequestId(f"send-{sent}")),
         SourceFree(withdrawn, RequestId("w")),
+        SourceFree(kept, RequestId("k")),
+        Found(asked, RequestId("i"), 0),
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
 
 from kvpush.core.errors import Reason
-from kvpush.core.events import Counted, Ended, Outcome, Role, TransferRecord
+from kvpush.core.events import Counted, Ended, Outcome, Purpose, Role, TransferRecord
 from kvpush.core.ids import Address, Key, RequestId, TransferId
 from kvpush.vllm.metrics import EngineMetrics, EngineStats
 
@@ -30,7 +30,7 @@ def _metrics(extra: dict[str, Any], engines: int = 1) -> EngineMetrics:
     return EngineMetrics(_config(extra, engines), kinds, list(_LABELS), values)
 
 
-def _ended(outcome: Outcome, reason: Reason) -> Ended:
+def _ended(outcome: Outcome, reason: Reason, purpose: Purpose = Purpose.PROMPT) -> Ended:
     at = {"requested": 1.0, "accepted": 1.01, "noticed": 1.05, "ended": 1.05}
     key, request = Key(TransferId("t")), RequestId("r")
     return Ended(
@@ -44,6 +44,7 @@ def _ended(outcome: Outcome, reason: Reason) -> Ended:
             tokens=100,
             nbytes=5000,
             descriptors=8,
+            purpose=purpose,
             at=at,
         )
     )
@@ -62,7 +63,7 @@ def _carried(stats: EngineStats) -> dict[str, Any]:
 def test_ends_and_volumes_of_transfers_appear_by_role_and_reason() -> None:
     metrics, stats = _metrics({}), EngineStats()
     stats.add(_ended(Outcome.DELIVERED, Reason.OK))
-    stats.add(_ended(Outcome.DELIVERED, Reason.OK))
+    stats.add(_ended(Outcome.DELIVERED, Reason.OK, Purpose.CONVERSATION))
     stats.add(_ended(Outcome.FAILED, Reason.PEER_SILENT))
     metrics.observe(_carried(stats))
 
@@ -71,6 +72,7 @@ def test_ends_and_volumes_of_transfers_appear_by_role_and_reason() -> None:
     assert _value("kvpush_bytes_total", role="receiver") == 10_000
     assert _value("kvpush_tokens_total", role="receiver") == 200
     assert _value("kvpush_descriptors_total", role="receiver") == 16
+    assert _value("kvpush_tokens_reused_total") == 100
 
 
 def test_stages_of_delivered_transfers_appear_as_histograms() -> None:

@@ -48,6 +48,8 @@ def test_protocol_times_are_set_beside_the_rest() -> None:
         ({"lease_s": -1}, "lease_s"),
         ({"backends": []}, "kv_connector_extra_config.backends"),
         ({"poll_us": 0}, "kv_connector_extra_config.poll_us"),
+        ({"keep_share": 1.5}, "kv_connector_extra_config.keep_share"),
+        ({"keep_s": 0}, "kv_connector_extra_config.keep_s"),
     ],
 )
 def test_bad_setting_is_named(given: dict[str, Any], named: str) -> None:

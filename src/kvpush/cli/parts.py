@@ -12,7 +12,7 @@ from typing import assert_never
 from kvpush.cli.device import CPU, DevicePlan
 from kvpush.cli.ports import free_ports
 from kvpush.core.errors import ConfigError
-from kvpush.router.config import Connector, EngineRole
+from kvpush.router.config import Connector, ConversationMode, EngineRole
 
 
 class LoadFailurePolicy(StrEnum):
@@ -47,7 +47,8 @@ class ClusterSpec:
 
     `model` is a checkpoint's folder, known to clients as `served_name`. `port` is the router's, 0 picks a free one.
     `connector_config` goes to the connector as `kv_connector_extra_config`; `vllm_args` and `env` to every engine,
-    `router_args` to `kvpush router`. `block_size` None is vLLM's default. Times in seconds, memory in GiB.
+    `router_args` to `kvpush router`. `block_size` None is vLLM's default. `conversations`: whether decode engines keep
+    answers for the next turn. Times in seconds, memory in GiB.
     """
 
     model: Path
@@ -60,6 +61,7 @@ class ClusterSpec:
     host: str = "127.0.0.1"
     port: int = 0
     block_size: int | None = None
+    conversations: ConversationMode = ConversationMode.OFF
     connector_config: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
     vllm_args: tuple[str, ...] = ()
@@ -137,7 +139,7 @@ def _transfer_args(spec: ClusterSpec, engine: Engine) -> Sequence[str]:
         return ()
     config = {
         "kv_connector": _VLLM_NAMES[spec.connector],
-        "kv_role": _kv_role(spec.connector, engine.role),
+        "kv_role": _kv_role(spec, engine.role),
         "engine_id": engine.name,
         "kv_load_failure_policy": spec.load_failure_policy,
     }
@@ -149,14 +151,16 @@ def _transfer_args(spec: ClusterSpec, engine: Engine) -> Sequence[str]:
     return ("--kv-transfer-config", json.dumps(config))
 
 
-def _kv_role(connector: Connector, role: EngineRole) -> str:
-    match connector:
+def _kv_role(spec: ClusterSpec, role: EngineRole) -> str:
+    match spec.connector:
+        case Connector.KVPUSH if spec.conversations is ConversationMode.ON:
+            return "kv_both"
         case Connector.KVPUSH | Connector.VLLM_PUSH:
             return "kv_producer" if role is EngineRole.PREFILL else "kv_consumer"
         case Connector.VLLM_PULL | Connector.NONE:
             return "kv_both"
         case _:
-            assert_never(connector)
+            assert_never(spec.connector)
 
 
 def _engine_env(spec: ClusterSpec, engine: Engine, share: Share) -> Mapping[str, str]:
@@ -180,6 +184,7 @@ def router_command(spec: ClusterSpec, engines: Sequence[Engine], port: int) -> C
         *(sys.executable, "-m", "kvpush.cli", "router"),
         *("--host", spec.host, "--port", str(port)),
         *("--connector", spec.connector),
+        *("--conversations", spec.conversations),
     ]
     for engine in engines:
         argv += [f"--{engine.role}", _router_engine(engine)]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvpush.core.errors import ConfigError
-from kvpush.router.config import Connector, PrefillLoss, RouterConfig, SelfCheckMode, parse_engine
+from kvpush.router.config import Connector, ConversationMode, PrefillLoss, RouterConfig, SelfCheckMode, parse_engine
 
 _ENGINE = "URL[,kv=HOST:PORT][,engine_id=ID][,tp=N]"
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -40,6 +40,12 @@ def router_command(
     prefill_loss: Annotated[
         PrefillLoss, typer.Option(help="When prefill fails, also on another engine: fail, or recompute on decode.")
     ] = PrefillLoss.FAIL,
+    conversations: Annotated[
+        ConversationMode,
+        typer.Option(
+            help="Whether decode engines keep answers, so that the next turn is not computed again (kv_both)."
+        ),
+    ] = ConversationMode.ON,
     self_check: Annotated[
         SelfCheckMode, typer.Option(help="Whether to be ready only after KV was seen to move in each pair.")
     ] = SelfCheckMode.ON,
@@ -86,6 +92,7 @@ def router_command(
         late_decode=late_decode,
         unwritten_fraction=unwritten_fraction,
         prefill_loss=prefill_loss,
+        conversations=conversations,
         self_check=self_check,
         poll_s=poll_s,
         connect_timeout_s=connect_timeout_s,

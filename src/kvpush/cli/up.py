@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvpush.cli.parts import FIRST_TOKEN_ARGS, ClusterSpec, LoadFailurePolicy
-from kvpush.router.config import Connector
+from kvpush.router.config import Connector, ConversationMode
 
 if TYPE_CHECKING:
     from kvpush.cli.cluster import Cluster
@@ -37,6 +37,10 @@ def up_command(
     host: Annotated[str, typer.Option(help="Address that engines and router listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The router's port; 0 picks a free one.")] = 8000,
     block_size: Annotated[int | None, typer.Option(help="KV cache block size in tokens. [default: vLLM's]")] = None,
+    conversations: Annotated[
+        ConversationMode,
+        typer.Option(help="Whether the next turn of a conversation is computed from where it went on."),
+    ] = ConversationMode.OFF,
     policy: Annotated[
         LoadFailurePolicy, typer.Option(help="What decode engines do with a request whose transfer fails.")
     ] = LoadFailurePolicy.FAIL,
@@ -60,6 +64,7 @@ def up_command(
         port=port,
         block_size=block_size,
         load_failure_policy=policy,
+        conversations=conversations,
         log_dir=log_dir,
         vllm_args=tuple(vllm_args or ()),
         decode_args=FIRST_TOKEN_ARGS if first_token else (),
@@ -84,6 +89,7 @@ def make_spec(
     port: int = 0,
     block_size: int | None = None,
     load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL,
+    conversations: ConversationMode = ConversationMode.OFF,
     log_dir: Path | None = None,
     vllm_args: tuple[str, ...] = (),
     decode_args: tuple[str, ...] = (),
@@ -105,6 +111,7 @@ def make_spec(
         port=port,
         block_size=block_size,
         load_failure_policy=load_failure_policy,
+        conversations=conversations,
         vllm_args=vllm_args,
         decode_args=decode_args,
     )

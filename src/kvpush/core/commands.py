@@ -4,12 +4,15 @@ The promises that come back (see events.py):
   each `Watch`                      is answered by exactly one `PrefillBegun`, unless `Receive` or `Abort` comes first
   each `Receive`                    is answered by exactly one `ReceiveEnded`, and that, if it says
                                     `quarantined`, is followed by exactly one `BlocksSafe`
-  each `Final(last=True)`/`Withdraw` is answered by exactly one `SourceFree`
+  each `Final(last=True)`/`Withdraw` is answered by exactly one `SourceFree`, and so is each `Keep`
+  each `Inquire`                    is answered by exactly one `Found`
 """
 
 import msgspec
 
+from kvpush.core.digests import Digests
 from kvpush.core.errors import Reason
+from kvpush.core.events import Purpose
 from kvpush.core.ids import Key, RequestId, Target
 from kvpush.core.layout import Blocks, Span
 
@@ -21,6 +24,16 @@ class Expect(msgspec.Struct, frozen=True, tag=True):
     key: Key
     request_id: RequestId
     target: Target
+
+
+class Inquire(msgspec.Struct, frozen=True, tag=True):
+    """Receiver: how many of the tokens that these `digests` speak of does `target` keep under this key? Given after
+    an `Expect` of the same key."""
+
+    key: Key
+    request_id: RequestId
+    target: Target
+    digests: Digests
 
 
 class Watch(msgspec.Struct, frozen=True, tag=True):
@@ -40,6 +53,7 @@ class Receive(msgspec.Struct, frozen=True, tag=True):
     span: Span
     blocks: Blocks
     wants_token: bool = False
+    purpose: Purpose = Purpose.PROMPT
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -108,6 +122,32 @@ class Retract(msgspec.Struct, frozen=True, tag=True):
     request_id: RequestId
 
 
+class Promise(msgspec.Struct, frozen=True, tag=True):
+    """Sender: a request is running that is to be kept under this key. Who asks for it meanwhile is answered with the
+    `Keep`, or the `Release` that comes in its place."""
+
+    key: Key
+
+
+class Keep(msgspec.Struct, frozen=True, tag=True):
+    """Sender: the tokens [0, `tokens`) of a request that has finished are final in `blocks`, which stay pinned until
+    `SourceFree`. Whoever asks with the same tokens (`digests`) within `keep_s` seconds can have them."""
+
+    key: Key
+    request_id: RequestId
+    tokens: int
+    blocks: Blocks
+    digests: Digests
+    keep_s: float
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Sender: the blocks of a `Keep` are needed, unless a peer is receiving them already. Its `SourceFree` follows in
+    any case. Or a `Promise` will not be kept."""
+
+    key: Key
+
+
 class Withdraw(msgspec.Struct, frozen=True, tag=True):
     """Sender: the request ends without delivering (aborted, preempted, failed)."""
 
@@ -121,4 +161,6 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Both: fail or finish every transfer explicitly, then report `Stopped`."""
 
 
-Command = Expect | Watch | Receive | Abort | Disown | Announce | Begin | Sampled | Final | Retract | Withdraw | Stop
+OfReceiver = Expect | Watch | Inquire | Receive | Abort | Disown
+OfSender = Announce | Begin | Sampled | Final | Retract | Withdraw | Promise | Keep | Release
+Command = OfReceiver | OfSender | Stop

@@ -12,6 +12,7 @@ class ProtocolConfig(msgspec.Struct, frozen=True, kw_only=True):
     after the 10 s that transport/nixl.py sets; by itself it does not), because a posted write cannot be cancelled
     (R1). `drain_s`: when writes of an ended transfer take longer than this to stop, the connection to their
     receiver is given up. `transfer_s` bounds the time from acceptance to delivery, prefill queue included.
+    `inquiry_s`: how long a prompt may wait to hear what is kept of it elsewhere.
     `window_bytes`: what is under way to one receiver at a time; a single write may be more.
     `doubt_s`: a peer whose control connection has broken is lost unless it is heard of again within this.
     """
@@ -22,6 +23,7 @@ class ProtocolConfig(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout_s: float = 5.0
     doubt_s: float = 2.0
     retry_s: float = 0.5
+    inquiry_s: float = 1.0
     unannounced_s: float = 10.0
     notice_grace_s: float = 2.0
     quarantine_s: float = 30.0

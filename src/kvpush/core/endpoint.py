@@ -15,7 +15,11 @@ from kvpush.core.commands import (
     Disown,
     Expect,
     Final,
+    Inquire,
+    Keep,
+    Promise,
     Receive,
+    Release,
     Retract,
     Sampled,
     Stop,
@@ -25,12 +29,15 @@ from kvpush.core.commands import (
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.effects import Effect
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
-from kvpush.core.events import Event, PrefillBegun, Stopped
+from kvpush.core.events import Event, Found, PrefillBegun, SourceFree, Stopped
 from kvpush.core.ids import EngineId, Epoch, LinkId, OpId, PeerName, Target
 from kvpush.core.inbound import Caller, Inbound
+from kvpush.core.inquiring import Inquirer
+from kvpush.core.keeping import Keeper
 from kvpush.core.layout import Layout
 from kvpush.core.messages import (
     Accepted,
+    Ask,
     Beat,
     Begun,
     Cancel,
@@ -41,6 +48,7 @@ from kvpush.core.messages import (
     Frame,
     Heartbeat,
     Hello,
+    Holds,
     Interest,
     Refuse,
     Register,
@@ -59,8 +67,8 @@ _ANYONE = Epoch(0)
 
 
 class Endpoint:
-    """Joins the four parts: who calls us (inbound), what we send (sender), whom we call (outbound), what we
-    receive (receiver)."""
+    """Joins the parts: who calls us (inbound), what we send (sender) and keep in case that it is asked for (keeper),
+    whom we call (outbound), what we receive (receiver) and would like to (inquirer)."""
 
     def __init__(
         self, config: ProtocolConfig, engine_id: EngineId, epoch: Epoch, layout: Layout, metadata: bytes
@@ -74,7 +82,9 @@ class Endpoint:
         self._inbound = Inbound(config, engine_id, layout, self._outbox)
         self._outbound = Outbound(config, self._hello, self._outbox)
         self._sender = Sender(config, layout, self._outbox)
+        self._keeper = Keeper(config, self._sender, self._inbound)
         self._receiver = Receiver(config, layout, self._outbound, self._outbox)
+        self._inquirer = Inquirer(config, self._outbound, self._outbox)
         self._stop_by: float | None = None
 
     def _hello(self, target: Target) -> Hello:
@@ -112,13 +122,22 @@ class Endpoint:
                 self._sender.retract(command, now)
             case Withdraw():
                 self._sender.withdraw(command, now)
+            case Promise():
+                self._keeper.promise(command)
+            case Keep():
+                self._keeper.keep(command, now)
+            case Release():
+                self._keeper.release(command, now)
             case Expect():
                 self._receiver.expect(command, now)
+            case Inquire():
+                self._inquirer.inquire(command, now)
             case Watch():
                 self._receiver.watch(command, now)
             case Receive():
                 self._receiver.receive(command, now)
             case Abort():
+                self._inquirer.end(command.key)
                 self._receiver.abort(command, now)
             case Disown():
                 self._receiver.disown(command, now)
@@ -134,11 +153,17 @@ class Endpoint:
                 self._receiver.refuse(command, error, now)
             case Final(last=True) | Withdraw():
                 self._sender.refuse(command, error, now)
+            case Keep():
+                self._outbox.event(SourceFree(command.key, command.request_id))
+            case Inquire():
+                self._outbox.event(Found(command.key, command.request_id, 0))
             case _:
                 pass
 
     def _stop(self, now: float) -> None:
         self._stop_by = now + self._config.stop_s
+        self._keeper.stop(now)
+        self._inquirer.stop()
         self._sender.stop(now)
         self._receiver.stop(now)
         self._finish_stop(now)
@@ -190,7 +215,7 @@ class Endpoint:
             for replaced in self._inbound.hello(frame.source, link, message, now):
                 self._lose_caller(replaced, Reason.PEER_RESTARTED, now)
             return
-        if not isinstance(message, Interest | Register | Cancel | Heartbeat):
+        if not isinstance(message, Interest | Register | Cancel | Ask | Heartbeat):
             raise RemoteProtocolError(Reason.BAD_MESSAGE, f"{type(message).__name__} is not for a sender", "message")
         if caller is None or not caller.ready:
             raise RemoteProtocolError(Reason.PEER_LOST, "this receiver is not known (any more); say hello", "source")
@@ -198,10 +223,15 @@ class Endpoint:
             case Interest():
                 self._sender.watch(caller, message.key, now)
             case Register():
+                self._keeper.registered(caller, message, now)
                 self._sender.register(caller, message, now)
             case Cancel():
+                self._keeper.surrender(message.key, now)
                 self._sender.cancel(caller, message.key, message.reason, now)
+            case Ask():
+                self._keeper.ask(caller, message, now)
             case Heartbeat():
+                self._keeper.renew(message.keys, now)
                 self._inbound.tell(caller, self._sender.heartbeat(caller, message.keys, message.echo, now))
 
     def _from_sender(self, link: LinkId, frame: Frame, now: float) -> None:
@@ -235,6 +265,8 @@ class Endpoint:
                 self._receiver.failed(message.key, session, message.reason, message.detail, now)
             case Dropped() | Drained():
                 self._receiver.released(message.key, session, now)
+            case Holds():
+                self._inquirer.answered(message.key, session, message.tokens)
             case Beat():
                 session.clock = max(session.clock, message.clock)
                 self._receiver.beat(message, session, now)
@@ -246,17 +278,20 @@ class Endpoint:
         self._outbound.welcome(session, epoch, message.engine_id, now)
         session.clock = max(session.clock, message.clock)
         self._receiver.session_ready(session, now)
+        self._inquirer.session_ready(session, now)
 
     def _refused(self, session: Session, message: Refuse, now: float) -> None:
         """A refusal about one transfer ends that; one about us ends the session."""
         detail = f"{message.field}: {message.detail}" if message.field else message.detail
         if message.key is not None and message.reason not in (Reason.PEER_LOST, Reason.WRONG_ENGINE):
+            self._inquirer.end(message.key)
             self._receiver.failed(message.key, session, message.reason, detail, now)
         else:
             self._lose_session(session, message.reason, detail, now)
 
     def _lose_session(self, session: Session, reason: Reason, detail: str, now: float) -> None:
         self._receiver.session_lost(session, reason, detail, now)
+        self._inquirer.session_lost(session)
         self._outbound.forget(session, reason, detail)
 
     def link_lost(self, link: LinkId, now: float) -> None:
@@ -308,7 +343,9 @@ class Endpoint:
         """Let time pass: everything due by `now` happens."""
         for stuck in self._sender.tick(now):
             self._lose_caller(stuck, Reason.TRANSPORT, now)
+        self._keeper.tick(now)
         self._receiver.tick(now)
+        self._inquirer.tick(now)
         for session in self._outbound.due(now):
             self._session_due(session, now)
         for caller in self._inbound.silent(now):
@@ -331,7 +368,8 @@ class Endpoint:
     # outputs --------------------------------------------------------------------------------------------
     def next_deadline(self) -> float | None:
         """When `tick` next has something to do; None when nothing is pending."""
-        times = [t for t in (self._sender.next_deadline(), self._receiver.next_deadline()) if t is not None]
+        parts = (self._sender, self._keeper, self._receiver, self._inquirer)
+        times = [t for part in parts if (t := part.next_deadline()) is not None]
         times += [*self._outbound.deadlines(), *self._inbound.deadlines()]
         if self._stop_by not in (None, float("inf")):
             times.append(self._stop_by)

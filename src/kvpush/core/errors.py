@@ -26,6 +26,8 @@ class Reason(StrEnum):
     PREFILL_FAILED = "prefill_failed"
     NEVER_ANNOUNCED = "never_announced"  # no prefill request with this key ever came
     SPAN_NOT_COVERED = "span_not_covered"  # the sender holds fewer tokens than the receiver asked for
+    NOT_ASKED_FOR = "not_asked_for"  # kept for a next turn that did not come
+    EVICTED = "evicted"  # kept, and its blocks were needed
     # time
     LEASE_EXPIRED = "lease_expired"
     DEADLINE = "deadline"

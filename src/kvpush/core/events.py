@@ -23,6 +23,13 @@ class Role(StrEnum):
     RECEIVER = "receiver"
 
 
+class Purpose(StrEnum):
+    """What a transfer is received for."""
+
+    PROMPT = "prompt"  # to decode: the prompt was computed for it
+    CONVERSATION = "conversation"  # to go on computing: an earlier turn has left it
+
+
 class TransferRecord(msgspec.Struct, kw_only=True):
     """What is known of one ended transfer: one debug log line, and the bench's hand-over split.
 
@@ -43,6 +50,7 @@ class TransferRecord(msgspec.Struct, kw_only=True):
     writes: int = 0
     descriptors: int = 0
     blocks: int = 0
+    purpose: Purpose = Purpose.PROMPT
     at: dict[str, float]
 
 
@@ -78,8 +86,17 @@ class BlocksSafe(msgspec.Struct, frozen=True, tag=True):
     request_id: RequestId
 
 
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """What an `Inquire` has come to: so many tokens are there to be received, 0 when the peer has none, or says
+    nothing."""
+
+    key: Key
+    request_id: RequestId
+    tokens: int
+
+
 class SourceFree(msgspec.Struct, frozen=True, tag=True):
-    """No posted write reads the blocks of a `Final(last=True)` or `Withdraw` any more (R2)."""
+    """No posted write reads the blocks of a `Final(last=True)`, `Withdraw` or `Keep` any more (R2)."""
 
     key: Key
     request_id: RequestId
@@ -112,4 +129,4 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     """Everything asked for by `Stop` has ended; the thread may exit."""
 
 
-Event = PrefillBegun | ReceiveEnded | BlocksSafe | SourceFree | Ended | Counted | PeerChanged | Stopped
+Event = PrefillBegun | ReceiveEnded | BlocksSafe | Found | SourceFree | Ended | Counted | PeerChanged | Stopped

@@ -3,6 +3,7 @@
 History
     1  first version: push (Hello .. Beat, Notice)
     2  Interest, Begun; the first token of the answer (Register.wants_token, Notice.token)
+    3  Ask and Holds: prompts that are kept for another turn
 
 A frame is a msgpack array `[version, source epoch, destination epoch, message]`. The destination epoch is 0
 in a Hello, which is the only message that may be sent to an unknown process. Remote bytes become frozen
@@ -13,12 +14,16 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from kvpush.core.digests import Digests
 from kvpush.core.errors import Reason, RemoteProtocolError
 from kvpush.core.events import Outcome
 from kvpush.core.ids import EngineId, Epoch, Key
 from kvpush.core.layout import Blocks, Layout, Span
 
-VERSION = 2
+VERSION = 3
+
+MAX_DIGEST_BYTES = 1 << 20
+"""In one question: digests of a million tokens."""
 
 MAX_KEYS = 65_536
 """Keys in one heartbeat; a receiver with more sends several."""
@@ -133,6 +138,20 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     key: Key
 
 
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """Receiver: how many of these tokens are kept under this key? Repeated until answered."""
+
+    key: Key
+    digests: Annotated[Digests, msgspec.Meta(max_length=MAX_DIGEST_BYTES)]
+
+
+class Holds(msgspec.Struct, frozen=True, tag="holds"):
+    """Sender: so many, 0 for an unknown key. The asking process may register as many."""
+
+    key: Key
+    tokens: Annotated[int, msgspec.Meta(ge=0)]
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Receiver: I am alive and still want these.
 
@@ -176,6 +195,8 @@ Message = (
     | Dropped
     | Draining
     | Drained
+    | Ask
+    | Holds
     | Heartbeat
     | Beat
 )

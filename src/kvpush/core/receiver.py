@@ -75,7 +75,7 @@ class Receiver:
         else:
             transfer.check_expected(command)
         transfer.span, transfer.blocks, transfer.holds = command.span, command.blocks, True
-        transfer.wants_token = command.wants_token
+        transfer.purpose, transfer.wants_token = command.purpose, command.wants_token
         transfer.at["requested"] = now
         self._step(transfer, RecvInput.RECEIVE, now)
         if transfer.end is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from kvpush.core.commands import Receive
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import LocalProtocolError, Reason
-from kvpush.core.events import Outcome, Role, TransferRecord
+from kvpush.core.events import Outcome, Purpose, Role, TransferRecord
 from kvpush.core.ids import Epoch, Key, RequestId, Target
 from kvpush.core.layout import NOTHING, Blocks, Span
 from kvpush.core.messages import Register
@@ -33,6 +33,7 @@ class Receiving:
     state: Recv = Recv.NEW
     span: Span = NOTHING
     blocks: Blocks = ()
+    purpose: Purpose = Purpose.PROMPT
     holds: bool = False
     unsafe: bool = False
     sender: Epoch | None = None
@@ -127,5 +128,6 @@ class Receiving:
             tokens=self.span.tokens,
             nbytes=self.span.tokens * token_bytes if delivered else 0,
             blocks=sum(len(ids) for ids in self.blocks),
+            purpose=self.purpose,
             at=self.at,
         )

@@ -7,7 +7,7 @@ import msgspec
 from kvpush.router.body import Fields, Route, parse_fields, read, strip_owned
 from kvpush.router.prefixes import prefix_hashes
 
-_SHAPES_PROMPT = ("model", "tools", "cache_salt", "chat_template", "chat_template_kwargs")
+SHAPES_PROMPT = ("model", "tools", "cache_salt", "chat_template", "chat_template_kwargs")
 """Fields that change the tokens in front of the messages."""
 
 
@@ -48,7 +48,7 @@ def parse_asked(route: Route, body: bytes, bytes_per_token: float = 4.0) -> Aske
         stream=bool(read(fields, "stream", bool, False)),
         sub_requests=prompts * max(read(fields, "n", int, 1) or 1, 1),
         tokens=estimate_tokens(text, bytes_per_token),
-        prefix=prefix_hashes(text, tuple(bytes(fields.get(name, b"")) for name in _SHAPES_PROMPT)),
+        prefix=prefix_hashes(text, tuple(bytes(fields.get(name, b"")) for name in SHAPES_PROMPT)),
         must_be_local=_local_reason(fields),
     )
 

@@ -39,6 +39,13 @@ class SelfCheckMode(StrEnum):
     OFF = "off"
 
 
+class ConversationMode(StrEnum):
+    """Whether decode engines keep what they have answered for the next turn."""
+
+    ON = "on"
+    OFF = "off"
+
+
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine as configured. What is None is read from the engine's own `/metrics`."""
 
@@ -99,6 +106,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine sets aside for KV on its way, as a part of its pool. `late_decode` starts the prefill leg at once and chooses
     the decode engine `late_decode_lead_s` before the prompt is expected to be done.
 
+    `conversations`: see docs/conversations.md; `max_conversations` bounds how many turns are remembered.
+
     `api_keys`: clients must send one of them, if there are any. `admin_key` "" turns the admin routes off.
     `engine_api_key` is sent to the engines; when it is "", and the router asks for no keys of its own, the client's
     Authorization header is passed on. `engines_file` names more engines (see enginefile.py).
@@ -126,6 +135,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine_api_key: str = ""
     api_keys: frozenset[str] = frozenset()
     admin_key: str = ""
+    conversations: ConversationMode = ConversationMode.ON
+    max_conversations: int = 100_000
     engines_file: str = ""
     self_check: SelfCheckMode = SelfCheckMode.ON
     max_header_bytes: int = 16 * 1024

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from kvpush.core.ids import Key
-from kvpush.core.params import receive_params, send_params
+from kvpush.core.params import Reference, receive_params, reused_tokens, send_params
 from kvpush.router.asked import Asked, Local
 from kvpush.router.config import Connector
 from kvpush.router.engine import Identity
@@ -35,10 +35,10 @@ def local_reason(connector: Connector, asked: Asked) -> Local | None:
     return asked.must_be_local
 
 
-def prefill_params(connector: Connector, key: Key) -> dict[str, Any]:
-    """The prefill leg's `kv_transfer_params`."""
+def prefill_params(connector: Connector, key: Key, reuse: Reference | None = None) -> dict[str, Any]:
+    """The prefill leg's `kv_transfer_params`; `reuse` is where an earlier turn is kept."""
     if connector is Connector.KVPUSH:
-        return send_params(key)
+        return send_params(key, reuse)
     return {
         "do_remote_decode": True,
         "do_remote_prefill": False,
@@ -49,14 +49,20 @@ def prefill_params(connector: Connector, key: Key) -> dict[str, Any]:
     }
 
 
-def decode_params(connector: Connector, key: Key, identity: Identity) -> dict[str, Any]:
-    """The decode leg's `kv_transfer_params` for a connector whose legs start together."""
-    params = receive_params(key, identity.target, identity.tp_size)
+def decode_params(connector: Connector, key: Key, identity: Identity, keep: Key | None = None) -> dict[str, Any]:
+    """The decode leg's `kv_transfer_params` for a connector whose legs start together; `keep` is under which key this
+    turn is to be kept."""
+    params = receive_params(key, identity.target, identity.tp_size, keep)
     if connector is Connector.VLLM_PUSH:
         params["pp_size"] = 1
         params["remote_request_id"] = None
         del params["attempt"]
     return params
+
+
+def tokens_not_computed(connector: Connector, answer: msgspec.Raw | None) -> int:
+    """How many prompt tokens an earlier turn has saved the prefill engine, by its answer's `kv_transfer_params`."""
+    return reused_tokens(answer) if connector is Connector.KVPUSH and answer is not None else 0
 
 
 class _PrefillAnswer(msgspec.Struct):

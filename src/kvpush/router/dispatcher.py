@@ -6,15 +6,17 @@ live legs ever carry the same id.
 
 from functools import partial
 
+from kvpush.core.ids import Key
 from kvpush.router.admission import Admission
 from kvpush.router.answers import Cause, LegFailed, RequestRefused, error_answer
 from kvpush.router.asked import Asked, Local
-from kvpush.router.config import EngineRole, PrefillLoss, RouterConfig
+from kvpush.router.config import Connector, ConversationMode, EngineRole, PrefillLoss, RouterConfig
 from kvpush.router.connectors import local_reason
+from kvpush.router.conversations import Conversations, beginnings_of
 from kvpush.router.engine import Seat
 from kvpush.router.fleet import Fleet
-from kvpush.router.journey import Journey
-from kvpush.router.pair import Delivery, Legs, Path
+from kvpush.router.journey import Journey, new_transfer_id
+from kvpush.router.pair import Delivery, Dispatch, Legs, Path
 
 TRIES = 2
 
@@ -26,6 +28,7 @@ class Dispatcher:
         self._config = config
         self._fleet = fleet
         self._legs = legs
+        self._conversations = Conversations(config.max_conversations)
         self.admission = Admission(fleet.room, config.unwritten_fraction, config.max_waiting, config.queue_timeout_s)
 
     def local_reason(self, asked: Asked) -> Local | None:
@@ -76,6 +79,7 @@ class Dispatcher:
         if path is not Path.PD:
             dispatch.decode = await self._decode_seat(journey)
             return await self._legs.open_local(dispatch)
+        self._continue_conversation(journey, dispatch)
         if self._config.late_decode:
             dispatch.prefill = self._prefill_seat(journey)
             eta_s = dispatch.prefill.engine.prefill_eta_s(dispatch.prefill.queue_tokens)
@@ -88,6 +92,21 @@ class Dispatcher:
             dispatch.release()
             raise
         return await self._legs.open_pair(dispatch, partial(self._decode_seat, journey))
+
+    def _continue_conversation(self, journey: Journey, dispatch: Dispatch) -> None:
+        """Let the prefill engine ask for an earlier turn, and the decode engine keep this one."""
+        if self._config.conversations is ConversationMode.OFF or self._config.connector is not Connector.KVPUSH:
+            return
+        journey.beginnings = beginnings_of(journey.asked, journey.tenant)
+        if journey.beginnings:
+            dispatch.reuse = self._conversations.take(journey.beginnings)
+            dispatch.keep = Key(new_transfer_id())
+
+    def answered(self, journey: Journey) -> None:
+        """A request has been answered to its end: its conversation may go on."""
+        last = journey.trail[-1]
+        if last.keep is not None and last.decode is not None:
+            self._conversations.remember(journey.beginnings, last.keep, last.decode.engine)
 
     def _prefill_seat(self, journey: Journey) -> Seat:
         seat = self._fleet.prefill_seat(journey.asked, journey.avoid)

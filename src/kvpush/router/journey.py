@@ -8,6 +8,7 @@ from kvpush.core.ids import Key, TransferId
 from kvpush.router.answers import LegFailed
 from kvpush.router.asked import Asked
 from kvpush.router.config import EngineRole, RouterConfig
+from kvpush.router.conversations import Beginnings
 from kvpush.router.pair import Dispatch, Path, may_be_prefills_fault
 from kvpush.router.timeline import Timeline
 
@@ -31,13 +32,18 @@ class Journey:
     """A request that ends without a word has lost its client: that is what `ending` says until it is known better.
 
     `client_id` is the client's own X-Request-Id: it comes back with the answer, the engines get the transfer id.
+    `tenant` is whoever asks; `beginnings` are those of what was asked, when its conversation may go on.
     """
 
-    def __init__(self, asked: Asked, headers: Mapping[str, str], timeline: Timeline, client_id: str = "") -> None:
+    def __init__(
+        self, asked: Asked, headers: Mapping[str, str], timeline: Timeline, client_id: str = "", tenant: str = ""
+    ) -> None:
         self.asked = asked
         self.headers = headers
         self.timeline = timeline
         self.client_id = client_id
+        self.tenant = tenant
+        self.beginnings: Beginnings = ()
         self.trail: list[Dispatch] = []
         self.ending = Ending.CLIENT_LEFT
         self.avoid = dict.fromkeys(EngineRole, "")

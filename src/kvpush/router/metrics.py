@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from kvpush.router.asked import Local
 from kvpush.router.engine import Engine
-from kvpush.router.journey import Ending
+from kvpush.router.journey import Ending, Journey
 from kvpush.router.pair import Path
 
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -33,6 +33,16 @@ class Metrics:
         self._relayed = Counter(
             "kvpush_router_relayed", "Requests to other routes, passed to a decode engine.", registry=self._registry
         )
+        self._turns = Counter(
+            "kvpush_router_earlier_turns",
+            "Requests whose prefill engine was told where an earlier turn is kept.",
+            registry=self._registry,
+        )
+        self._reused = Counter(
+            "kvpush_router_reused_tokens",
+            "Prompt tokens that a prefill engine did not compute, because an earlier turn was kept elsewhere.",
+            registry=self._registry,
+        )
         self._first_byte = Histogram(
             "kvpush_router_first_byte_seconds",
             "From the request's arrival to the first byte of its answer.",
@@ -47,6 +57,12 @@ class Metrics:
         self._retries.inc(max(tries - 1, 0))
         if path is Path.LOCAL and local is not None:
             self._local.labels(local).inc()
+
+    def conversation(self, journey: Journey) -> None:
+        """One request has ended, which may have been another turn."""
+        if journey.trail and journey.trail[-1].reuse is not None:
+            self._turns.inc()
+            self._reused.inc(journey.trail[-1].reused_tokens)
 
     def first_byte(self, path: Path, seconds: float) -> None:
         """One answer has begun."""

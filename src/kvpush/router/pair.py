@@ -14,11 +14,18 @@ from enum import StrEnum
 import msgspec
 
 from kvpush.core.ids import Key
+from kvpush.core.params import Reference
 from kvpush.router.answers import Cause, LegFailed, broken_leg
 from kvpush.router.asked import Asked
 from kvpush.router.body import encode, with_params
 from kvpush.router.config import Connector, EngineRole
-from kvpush.router.connectors import decode_params, is_concurrent, prefill_params, read_prefill_answer
+from kvpush.router.connectors import (
+    decode_params,
+    is_concurrent,
+    prefill_params,
+    read_prefill_answer,
+    tokens_not_computed,
+)
 from kvpush.router.engine import Seat
 from kvpush.router.prefill_body import prefill_fields
 from kvpush.router.timeline import Timeline
@@ -47,7 +54,8 @@ class Dispatch:
     """One try to serve a request under a key of its own.
 
     `decode` is set once a decode engine is chosen, for which `hold_decode_s` seconds are waited, or until the
-    prefill leg has ended.
+    prefill leg has ended. `reuse` is where an earlier turn is kept, `keep` under which key this one is to be; so many
+    tokens as `reused_tokens` were not computed.
     """
 
     asked: Asked
@@ -59,6 +67,9 @@ class Dispatch:
     prefill: Seat | None = None
     decode: Seat | None = None
     hold_decode_s: float = 0.0
+    reuse: Reference | None = None
+    keep: Key | None = None
+    reused_tokens: int = 0
     failures: list[LegFailed] = field(default_factory=list)
 
     def fail(self, failure: LegFailed) -> None:
@@ -192,7 +203,7 @@ class Legs:
         assert seat is not None
         seat.engine.breaker.sent(time.monotonic())
         fields = prefill_fields(dispatch.asked.route, dispatch.asked.fields)
-        body = with_params(fields, prefill_params(dispatch.connector, dispatch.key))
+        body = with_params(fields, prefill_params(dispatch.connector, dispatch.key, dispatch.reuse))
         started = time.monotonic()
         try:
             dispatch.timeline.mark("prefill_sent")
@@ -204,6 +215,7 @@ class Legs:
         finally:
             seat.release()
         dispatch.timeline.mark("prefill_done")
+        dispatch.reused_tokens = tokens_not_computed(dispatch.connector, params)
         seat.engine.prefilled(seat.queue_tokens, time.monotonic() - started)
         return params
 
@@ -258,7 +270,7 @@ def _push_body(dispatch: Dispatch) -> bytes:
     if identity is None:
         engine = dispatch.prefill.engine
         raise broken_leg(engine.role, engine.url, Cause.UNREACHABLE, f"its address is unknown: {engine.problem}")
-    return with_params(dispatch.asked.fields, decode_params(dispatch.connector, dispatch.key, identity))
+    return with_params(dispatch.asked.fields, decode_params(dispatch.connector, dispatch.key, identity, dispatch.keep))
 
 
 def _pull_body(dispatch: Dispatch, params: msgspec.Raw | None) -> bytes:

@@ -10,8 +10,9 @@ logger = logging.getLogger("kvpush.router.request")
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the line says. `ms` maps stages to milliseconds since the request arrived; a retry's replace
-    those of the try before it."""
+    """What the line says. `earlier_turn` is the id under which one was asked for, `reused_tokens` how many prompt
+    tokens it has saved the prefill engine. `ms` maps stages to milliseconds since the request arrived; those of a retry
+    replace those of the try before it."""
 
     ending: Ending
     route: str = ""
@@ -21,6 +22,8 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     prefill: str = ""
     decode: str = ""
     tokens: int = 0
+    earlier_turn: str = ""
+    reused_tokens: int = 0
     tries: int = 0
     failures: list[str] = []
     ms: dict[str, float] = {}
@@ -44,6 +47,8 @@ def request_line(journey: Journey) -> RequestLine:
         prefill=last.prefill.engine.url if last and last.prefill else "",
         decode=last.decode.engine.url if last and last.decode else "",
         tokens=journey.asked.tokens,
+        earlier_turn=last.reuse.key.transfer_id if last and last.reuse else "",
+        reused_tokens=last.reused_tokens if last else 0,
         tries=len(journey.trail),
         failures=[str(failure) for dispatch in journey.trail for failure in dispatch.failures],
         ms=journey.timeline.milliseconds(),

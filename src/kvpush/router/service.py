@@ -81,7 +81,9 @@ class Service:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Completions and chat completions."""
         timeline = Timeline()
-        journey = Journey(OTHER, self._headers(request), timeline, request.headers.get(ID_HEADER, ""))
+        asking = request.headers
+        client_id, tenant = asking.get(ID_HEADER, ""), asking.get("Authorization", "")
+        journey = Journey(OTHER, self._headers(request), timeline, client_id, tenant)
         try:
             journey.asked = await self._read(request)
             timeline.mark("read")
@@ -109,6 +111,7 @@ class Service:
                 delivery.dispatch.fail(relay.failure)
             if relay.ending is Ending.COMPLETE:
                 delivery.finish()
+                self.dispatcher.answered(journey)
             delivery.close()
 
     def _end(self, journey: Journey) -> None:
@@ -116,6 +119,7 @@ class Service:
         path = journey.trail[-1].path if journey.trail else None
         local = self.dispatcher.local_reason(journey.asked) if path is Path.LOCAL else None
         self._metrics.count(path, journey.ending, len(journey.trail), local)
+        self._metrics.conversation(journey)
         log_request(journey)
 
     async def relay(self, request: web.Request) -> web.StreamResponse:

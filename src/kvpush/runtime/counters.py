@@ -10,7 +10,7 @@ from typing import Self
 import msgspec
 
 from kvpush.core.errors import Reason
-from kvpush.core.events import Counted, Ended, Event, Outcome, PeerChanged, Role, TransferRecord
+from kvpush.core.events import Counted, Ended, Event, Outcome, PeerChanged, Purpose, Role, TransferRecord
 
 BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the histograms' buckets in seconds; one more bucket holds what is longer."""
@@ -59,12 +59,14 @@ class Histogram(msgspec.Struct):
 
 
 class Volume(msgspec.Struct):
-    """What delivered transfers have moved. `idle_block_s`: for how many seconds how many of a receiver's blocks were
-    set aside and not written in full yet, whatever became of them."""
+    """What delivered transfers have moved. `reused`: tokens of it that the receiver would have computed itself.
+    `idle_block_s`: for how many seconds how many of a receiver's blocks were set aside and not written in full yet,
+    whatever became of them."""
 
     tokens: int = 0
     nbytes: int = 0
     descriptors: int = 0
+    reused: int = 0
     idle_block_s: float = 0.0
 
     def merge(self, other: "Volume") -> None:
@@ -72,6 +74,7 @@ class Volume(msgspec.Struct):
         self.tokens += other.tokens
         self.nbytes += other.nbytes
         self.descriptors += other.descriptors
+        self.reused += other.reused
         self.idle_block_s += other.idle_block_s
 
 
@@ -105,7 +108,8 @@ class Counters(msgspec.Struct):
             idle_s = record.at["ended"] - record.at["requested"]
             self.volumes.setdefault(record.role, Volume()).merge(Volume(idle_block_s=record.blocks * idle_s))
         if record.outcome is Outcome.DELIVERED:
-            moved = Volume(record.tokens, record.nbytes, record.descriptors)
+            reused = record.tokens if record.purpose is Purpose.CONVERSATION else 0
+            moved = Volume(record.tokens, record.nbytes, record.descriptors, reused)
             self.volumes.setdefault(record.role, Volume()).merge(moved)
             self._add_stages(record)
 

@@ -5,7 +5,6 @@ not fit into the socket, or comes before anyone listens, is dropped. The socket 
 nobody but the engine's user can enter: whoever can speak here can make the engine use blocks.
 """
 
-import contextlib
 import logging
 import os
 import socket
@@ -15,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from kvpush.core.events import Event, Outcome, PrefillBegun, ReceiveEnded
+from kvpush.core.events import Event, Found, Outcome, PrefillBegun, ReceiveEnded
 
 logger = logging.getLogger("kvpush.transfer")
 
-Heard = PrefillBegun | ReceiveEnded
+Heard = PrefillBegun | Found | ReceiveEnded
 """What is worth being heard at once. Of receives only those that were delivered: of a failed one vLLM has to be told
 with a step."""
 
@@ -45,19 +44,20 @@ class Outlet:
     def send(self, events: Iterable[Event]) -> None:
         """Tell what is worth it."""
         said = [event for event in events if _is_urgent(event)]
-        for first in range(0, len(said), _PER_MESSAGE):
-            self._send(_encoder.encode(said[first : first + _PER_MESSAGE]))
-
-    def _send(self, message: bytes) -> None:
+        messages = [_encoder.encode(said[i : i + _PER_MESSAGE]) for i in range(0, len(said), _PER_MESSAGE)]
         try:
-            if self._peer is None:
-                self._peer, _ = self._listener.accept()
-                self._peer.setblocking(False)
-            self._peer.send(message)
+            peer = self._peer = self._peer or self._accept()
+            for message in messages:
+                peer.send(message)
         except BlockingIOError:
             pass  # nobody listens yet, or does not keep up
         except OSError:
             self._hang_up()
+
+    def _accept(self) -> socket.socket:
+        peer, _ = self._listener.accept()
+        peer.setblocking(False)
+        return peer
 
     def _hang_up(self) -> None:
         if self._peer is not None:
@@ -86,10 +86,14 @@ class Inlet:
 
     def _take_from(self, peer: socket.socket) -> list[Heard]:
         heard: list[Heard] = []
-        with contextlib.suppress(BlockingIOError):
+        try:
             while message := peer.recv(_MOST_BYTES):
                 heard += _decoder.decode(message)
-            self._drop(peer)
+        except BlockingIOError:
+            return heard
+        except OSError:
+            pass  # it has ended without having heard of us
+        self._drop(peer)
         return heard
 
     def _drop(self, peer: socket.socket) -> None:
@@ -104,7 +108,9 @@ class Inlet:
 
 
 def _is_urgent(event: Event) -> bool:
-    return isinstance(event, PrefillBegun) or (isinstance(event, ReceiveEnded) and event.outcome is Outcome.DELIVERED)
+    return isinstance(event, PrefillBegun | Found) or (
+        isinstance(event, ReceiveEnded) and event.outcome is Outcome.DELIVERED
+    )
 
 
 def _connect(path: str) -> socket.socket | None:

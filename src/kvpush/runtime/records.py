@@ -14,8 +14,8 @@ from kvpush.runtime.recordfile import RecordFile
 logger = logging.getLogger("kvpush.transfer")
 
 
-_WANTED = frozenset({Reason.ABORTED, Reason.PREFILL_ABORTED, Reason.SHUTDOWN})
-"""Ends that somebody asked for: no matter of warning."""
+_WANTED = frozenset({Reason.ABORTED, Reason.PREFILL_ABORTED, Reason.SHUTDOWN, Reason.NOT_ASKED_FOR, Reason.EVICTED})
+"""Ends that somebody asked for, or that cost nothing but a computation: no matter of warning."""
 
 
 class TransferLog:

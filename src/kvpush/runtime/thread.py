@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from kvpush.core.commands import Command, Final, Receive, Stop, Watch, Withdraw
+from kvpush.core.commands import Command, Final, Inquire, Keep, Receive, Stop, Watch, Withdraw
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import ConfigError, Reason
-from kvpush.core.events import Event, Outcome, PrefillBegun, ReceiveEnded, SourceFree
+from kvpush.core.events import Event, Found, Outcome, PrefillBegun, ReceiveEnded, SourceFree
 from kvpush.core.ids import Address, EngineId, Epoch
 from kvpush.core.layout import Layout
 from kvpush.runtime.auth import check_secret
@@ -147,9 +147,7 @@ class TransferThread:
         transport.register(self._layout.regions, self._layout.memory)
         epoch = Epoch(secrets.randbits(63))
         endpoint = Endpoint(config.protocol, config.engine_id, epoch, self._layout, transport.metadata)
-        outlet = Outlet()
-        closing.callback(outlet.close)
-        self.local_path = outlet.path
+        outlet = self._make_outlet(closing)
         driver = Driver(
             endpoint,
             transport,
@@ -160,6 +158,17 @@ class TransferThread:
             outlet=outlet,
         )
         return driver, channel.address
+
+    def _make_outlet(self, closing: ExitStack) -> Outlet | None:
+        """News for the scheduler that need not wait for a step; without it they do."""
+        try:
+            outlet = Outlet()
+        except OSError as error:
+            logger.warning("No direct channel to the scheduler: %s", error)
+            return None
+        closing.callback(outlet.close)
+        self.local_path = outlet.path
+        return outlet
 
     def _answer_for_the_dead(self) -> None:
         """Answer the commands that nobody will execute any more; nothing was or will be written for them."""
@@ -176,5 +185,9 @@ def _refusal(command: Command) -> list[Event]:
             return [ReceiveEnded(key, request, Outcome.FAILED, Reason.SHUTDOWN, detail)]
         case Final(key=key, request_id=request, last=True) | Withdraw(key=key, request_id=request):
             return [SourceFree(key, request)]
+        case Keep(key=key, request_id=request):
+            return [SourceFree(key, request)]
+        case Inquire(key=key, request_id=request):
+            return [Found(key, request, 0)]
         case _:
             return []

@@ -72,7 +72,17 @@ class KVPushConnector(KVConnectorBase_V1):
             _warn_of_lost_capacity(kv_cache_config)
             sizes = tuple(group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)
             reserve = Reserve(settings.reserve_early, min(sizes), vllm_config.model_config.max_model_len)
-            self._scheduler = SchedulerSide(transfer, sizes, push, reserve, self.first_tokens, self._stats.refuse)
+            self._scheduler = SchedulerSide(
+                transfer,
+                sizes,
+                push,
+                reserve,
+                self.first_tokens,
+                settings.keeping,
+                ranks_per_engine(vllm_config),
+                self._stats.refuse,
+                self._free_blocks_of,
+            )
         else:
             self._worker = WorkerSide(vllm_config, kv_cache_config, settings, push, self._stats.add)
 
@@ -131,7 +141,10 @@ class KVPushConnector(KVConnectorBase_V1):
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request is done; keep its blocks if they are to be sent."""
         handover = self._scheduling.request_finished(request, (block_ids,))
-        return (False, None) if handover is None else (handover.keep, self._params_for_receiver(handover.key))
+        if handover is None:
+            return False, None
+        params = self._params_for_receiver(handover.key)
+        return handover.keep, {**params, "reused_tokens": handover.reused} if handover.reused else params
 
     def _params_for_receiver(self, key: Key) -> dict[str, Any]:
         """For routers that run the legs one after the other and pass these on."""
@@ -142,6 +155,17 @@ class KVPushConnector(KVConnectorBase_V1):
     def has_pending_push_work(self) -> bool:
         """Whether a step is needed though no request wants one."""
         return self._scheduling.needs_step
+
+    def has_pending_block_frees(self) -> bool:
+        """Whether blocks are about to be free, when a running request lacks one."""
+        return self._scheduling.relieve_running()
+
+    def reset_cache(self) -> bool | None:
+        """The model has changed, for example. False while something that was kept is still there."""
+        return self._scheduling.forget_kept()
+
+    def _free_blocks_of(self, request: "Request") -> None:
+        self._kv_cache_manager.free(request)
 
     def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
         """The scheduler's block pool exists."""

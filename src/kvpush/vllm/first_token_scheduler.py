@@ -96,7 +96,8 @@ class _Begins(Scheduler):
         return output
 
     def _leave(self, request: Request) -> dict[str, Any] | None:
-        """The first token was the last: the request never gets to run here."""
+        """The first token was the last: the request never gets to run here. Its prompt may stay in the prefix cache."""
+        self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
         self.waiting.remove_requests([request])
         self.kv_holding_waiting.remove_requests([request])
         self.deferred_waiting.discard(request)

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from kvpush.core.commands import Command, Disown, Expect, Final, Receive
+from kvpush.core.commands import Command, Disown, Expect, Final, Inquire, Keep, Receive
 from kvpush.core.ids import Address, Target
 from kvpush.core.layout import Span
 from kvpush.vllm.layouts import CacheLayout
@@ -15,12 +15,12 @@ _C = TypeVar("_C", bound=Command)
 
 def localize(command: _C, rank: Rank, cache: CacheLayout) -> _C:
     """The command with its target's address and its block ids as this rank counts them."""
-    if isinstance(command, Expect | Disown):
+    if isinstance(command, Expect | Disown | Inquire):
         return replace(command, target=_paired(command.target, rank))
     if isinstance(command, Receive):
         blocks = cache.expand(command.blocks, command.span)
         return replace(command, target=_paired(command.target, rank), blocks=blocks)
-    if isinstance(command, Final):
+    if isinstance(command, Final | Keep):
         return replace(command, blocks=cache.expand(command.blocks, Span(0, command.tokens)))
     return command
 

@@ -37,12 +37,15 @@ class RankAddress(KVConnectorHandshakeMetadata):
 class RankReport(KVConnectorWorkerMetadata):
     """What a rank says of requests, by id, beyond what vLLM asks: those whose blocks it cannot call safe yet, and
     those whose blocks it now can, once per rank; those for which it is time for blocks; the first tokens that have come
-    with prompts."""
+    with prompts; how many tokens of an earlier turn can be had (`found`), once per rank; and those for which these have
+    then not come (`lost`)."""
 
     kept: tuple[str, ...] = ()
     released: tuple[str, ...] = ()
     begun: tuple[str, ...] = ()
     tokens: tuple[tuple[str, int], ...] = ()
+    found: tuple[tuple[str, int], ...] = ()
+    lost: tuple[str, ...] = ()
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "RankReport":
         """The reports of two ranks as one."""
@@ -52,4 +55,6 @@ class RankReport(KVConnectorWorkerMetadata):
             self.released + other.released,
             self.begun + other.begun,
             self.tokens + other.tokens,
+            self.found + other.found,
+            self.lost + other.lost,
         )

@@ -131,6 +131,7 @@ class EngineMetrics(KVConnectorPromMetrics):
         self._events = count("events", "What went otherwise than planned, and why.", "event", "reason")
         self._tokens = count("tokens", "Prompt tokens moved by delivered transfers.", "role")
         self._bytes = count("bytes", "Bytes moved by delivered transfers.", "role")
+        self._reused = count("tokens_reused", "Prompt tokens not computed: an earlier turn had left them elsewhere.")
         self._descriptors = count("descriptors", "Descriptors of delivered transfers.", "role")
         self._idle = count("idle_block_seconds", "Blocks set aside for prompts, times the time until they had come.")
         self._seconds = histogram(
@@ -152,6 +153,7 @@ class EngineMetrics(KVConnectorPromMetrics):
             self._events.labels(*labels, *what).inc(number)
         for role, volume in stats.counters.volumes.items():
             self._tokens.labels(*labels, role).inc(volume.tokens)
+            self._reused.labels(*labels).inc(volume.reused)
             self._bytes.labels(*labels, role).inc(volume.nbytes)
             self._descriptors.labels(*labels, role).inc(volume.descriptors)
             self._idle.labels(*labels).inc(volume.idle_block_s)

@@ -13,10 +13,9 @@ def register() -> None:
     """
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    if CONNECTOR in KVConnectorFactory._registry:
-        return
-    KVConnectorFactory.register_connector(CONNECTOR, _MODULE, CONNECTOR)
     _log_like_vllm()
+    if CONNECTOR not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(CONNECTOR, _MODULE, CONNECTOR)
 
 
 def _log_like_vllm() -> None:

@@ -8,31 +8,38 @@ R12 (quiet destination) rests on vLLM: blocks that a step in flight may still wr
 pool while steps overlap and the engine may receive (`defer_block_free`, for `kv_consumer` and `kv_both` alike), and
 without overlap no step is in flight when blocks are allocated. So an engine that is `kv_producer` only must
 never receive, and requests that ask it to are computed there. R13 (final source): see sending_side.py.
+
+A prompt that is to be sent may itself begin with an earlier turn of its conversation, which another engine keeps
+(keeping_side.py). It is asked how much of it is the same, and that is received before the rest is computed. If it then
+does not come, the request begins anew without it, whatever vLLM's policy is for prompts that do not come.
 """
 
 import logging
 from collections.abc import Callable
-from enum import Enum, auto
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from vllm.v1.request import Request
 
-from kvpush.core.commands import Abort, Command, Disown, Expect, Receive, Watch
+from kvpush.core.commands import Abort, Command, Disown, Expect, Inquire, Receive, Watch
+from kvpush.core.digests import NO_DIGESTS
 from kvpush.core.errors import ConfigError, Reason
-from kvpush.core.events import PrefillBegun
-from kvpush.core.ids import Key, RequestId, Target
-from kvpush.core.layout import Blocks, Span
-from kvpush.core.params import ReceiveParams, SendParams, parse
+from kvpush.core.events import Found, PrefillBegun, Purpose
+from kvpush.core.ids import RequestId
+from kvpush.core.layout import Span
+from kvpush.core.params import ReceiveParams, Reference, SendParams, parse
 from kvpush.runtime.local import Inlet
 from kvpush.vllm.first_token import FirstTokens
+from kvpush.vllm.keeping_side import KeepingSide
 from kvpush.vllm.kept import KeptBlocks
 from kvpush.vllm.keys import sub_key
 from kvpush.vllm.metadata import RankReport
+from kvpush.vllm.receiving import Receiving, Stage, computes_itself
 from kvpush.vllm.reserve import Reserve
 from kvpush.vllm.sending_side import Handover, SendingSide
-from kvpush.vllm.settings import Push
+from kvpush.vllm.settings import Keeping, Push
 from kvpush.vllm.step_push import StepFinals
+from kvpush.vllm.tokens import prompt_digests
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig
@@ -46,43 +53,6 @@ logger = logging.getLogger(__name__)
 _NOTHING = RankReport()
 
 
-class _Stage(Enum):
-    """How far a request has come."""
-
-    KNOWN = auto()  # announced or expected
-    MOVING = auto()  # blocks are handed over until the worker reports the request
-    OVER = auto()  # nothing to transfer any more, the request goes on
-
-
-class _Receiving:
-    """A request whose prompt another engine computes."""
-
-    __slots__ = (
-        "begun",
-        "blocks",
-        "computed",
-        "key",
-        "ranks_heard",
-        "released",
-        "stage",
-        "target",
-        "token",
-        "wants_token",
-    )
-
-    def __init__(self, key: Key, target: Target) -> None:
-        self.key = key
-        self.target = target
-        self.stage = _Stage.KNOWN
-        self.begun = False  # it is time for blocks, wherever they come from
-        self.computed = 0  # tokens that the engine had of its own when it was last asked
-        self.blocks: Blocks = ()  # that are being received into
-        self.token: int | None = None
-        self.ranks_heard = 0  # that have said directly that they have received it
-        self.wants_token = False  # the first token of its answer is to come with the prompt
-        self.released = False  # vLLM has finished the request and waits for its blocks only
-
-
 class SchedulerSide:
     """vLLM's scheduler-side hooks for requests, and the commands that come of them."""
 
@@ -93,22 +63,29 @@ class SchedulerSide:
         push: Push,
         reserve: Reserve,
         first_tokens: FirstTokens,
+        keeping: Keeping,
+        ranks: int,
         refused: Callable[[Reason], None],
+        free: Callable[[Request], None],
     ) -> None:
-        """`block_sizes`: tokens per block of each cache group. `refused` counts requests with bad parameters."""
+        """`block_sizes`: tokens per block of each cache group. `ranks`: workers that report. `refused` counts requests
+        with bad parameters; `free` gives all blocks of a waiting request back to vLLM's pool."""
         self._may_send = bool(transfer.is_kv_producer)
         self._may_receive = bool(transfer.is_kv_consumer)
         self._role = str(transfer.kv_role)
         self._block_sizes = block_sizes
         self._reserve = reserve
         self._first_tokens = first_tokens
-        self._receiving: dict[str, _Receiving] = {}
+        self._receiving: dict[str, Receiving] = {}
         self._newcomers: list[str] = []
         self._inlet = Inlet()
         self._early: set[str] = set()
         self._commands: list[Command] = []
-        self._sending = SendingSide(push, block_sizes, lambda command: self._commands.append(command))
+        self._sending = SendingSide(push, block_sizes, self._say)
+        self._keeping = KeepingSide(keeping, block_sizes, self._say)
+        self._ranks = ranks
         self._refused = refused
+        self._free = free
         self.quarantine = KeptBlocks()
 
     def bind(self, pool: "BlockPool") -> None:
@@ -116,6 +93,10 @@ class SchedulerSide:
         self.quarantine.bind(pool)
         self._sending.pins.bind(pool)
         self._reserve.bind(pool)
+        self._keeping.bind(pool)
+
+    def _say(self, command: Command) -> None:
+        self._commands.append(command)
 
     def listen(self, inlet: Inlet) -> None:
         """Hear the workers' transfer threads directly, from now on."""
@@ -143,13 +124,25 @@ class SchedulerSide:
         self._check_role(params)
         if isinstance(params, SendParams):
             self._sending.announce(request, key, params.key)
+            self._look_for_earlier_turn(request, params.reuse)
         elif request.abort_immediately:
             # vLLM's stand-in for a request that its API has turned away, or that has failed: it has the same key
-            self._commands.append(Disown(key, name, params.target))
+            self._say(Disown(key, name, params.target))
         else:
-            self._receiving[request_id] = _Receiving(key, params.target)
-            self._commands.append(Expect(key, name, params.target))
+            self._receiving[request_id] = Receiving(request, key, params.target, Purpose.PROMPT)
+            self._say(Expect(key, name, params.target))
             self._newcomers.append(request_id)
+            if params.keep is not None and self._may_send:
+                self._keeping.want(request_id, sub_key(params.keep, request_id))
+
+    def _look_for_earlier_turn(self, request: Request, reference: Reference | None) -> None:
+        digests = prompt_digests(request) if reference is not None and self._may_receive else NO_DIGESTS
+        if reference is None or digests == NO_DIGESTS:
+            return
+        key, name = sub_key(reference.key, request.request_id), RequestId(request.request_id)
+        self._receiving[name] = Receiving(request, key, reference.target, Purpose.CONVERSATION)
+        self._say(Expect(key, name, reference.target))
+        self._say(Inquire(key, name, reference.target, digests))
 
     def _check_role(self, params: SendParams | ReceiveParams) -> None:
         if isinstance(params, SendParams) and not self._may_send:
@@ -163,40 +156,65 @@ class SchedulerSide:
 
     def remote_tokens(self, request: Request, computed: int) -> int | None:
         """How many tokens after the first `computed` are to come from the sender; None while it is too early for
-        blocks. Changes nothing that counts: vLLM may ask again and again before it has blocks."""
+        blocks, or not known how many there are. Changes nothing that counts: vLLM may ask again and again before it has
+        blocks."""
+        tokens = self._remote_tokens(request, computed)
+        if tokens is not None:
+            self._keeping.hungers(request, computed)
+        return tokens
+
+    def _remote_tokens(self, request: Request, computed: int) -> int | None:
         record = self._receiving.get(request.request_id)
-        if record is None or record.stage is not _Stage.KNOWN or _computes_itself(request):
+        if record is None or record.stage not in (Stage.ASKING, Stage.KNOWN) or computes_itself(request):
             return 0
+        if record.stage is Stage.ASKING:
+            self._hear()
+        if record.stage is Stage.ASKING:
+            return None
         record.computed = computed
-        missing = int(request.num_prompt_tokens) - computed
-        self._hear()
-        if missing <= 1:  # vLLM computes the last token in any case, to sample from it
+        missing = record.end - computed
+        if missing < self._least_tokens(record):
             return 0
-        return missing if record.begun or self._reserve.allows(missing) else None
+        if record.begun or self._reserve.allows(missing):
+            return missing
+        self._hear()
+        return missing if record.begun else None
+
+    def _least_tokens(self, record: Receiving) -> int:
+        """What is worth to be sent. Of a whole prompt vLLM computes the last token in any case, to sample from it; less
+        than a block of an earlier turn is not."""
+        return 2 if record.purpose is Purpose.PROMPT else min(self._block_sizes)
 
     def blocks_allocated(self, request: Request, blocks: "KVCacheBlocks", remote_tokens: int) -> None:
         """vLLM has allocated blocks, `remote_tokens` of them for us to fill."""
+        self._keeping.fed(request.request_id)
         record = self._receiving.get(request.request_id)
-        if record is None or record.stage is not _Stage.KNOWN:
+        if record is None or record.stage not in (Stage.ASKING, Stage.KNOWN):
             return
         if not remote_tokens:
-            record.stage = _Stage.OVER
-            self._commands.append(Abort(record.key, Reason.NOT_NEEDED))
-            self._first_tokens.unused(Reason.NOT_NEEDED)
+            self._need_nothing(record)
             return
         span = Span(record.computed, record.computed + remote_tokens)
         ids = tuple(
             tuple(group[span.start // size : -(-span.end // size)])
             for group, size in zip(blocks.get_block_ids(), self._block_sizes, strict=True)
         )
-        record.stage, record.blocks = _Stage.MOVING, ids
-        record.wants_token = self._first_tokens.wanted(request)
+        record.stage, record.blocks = Stage.MOVING, ids
+        record.end = span.end
+        record.wants_token = record.purpose is Purpose.PROMPT and self._first_tokens.wanted(request)
         name = RequestId(request.request_id)
-        self._commands.append(Receive(record.key, name, record.target, span, ids, record.wants_token))
+        self._say(Receive(record.key, name, record.target, span, ids, record.wants_token, record.purpose))
+
+    def _need_nothing(self, record: Receiving) -> None:
+        record.stage = Stage.OVER
+        self._say(Abort(record.key, Reason.NOT_NEEDED))
+        if record.purpose is Purpose.PROMPT:
+            self._first_tokens.unused(Reason.NOT_NEEDED)
 
     def step(self, output: "SchedulerOutput") -> StepFinals:
         """A step has been scheduled: what it makes final of prompts that are to be sent."""
         self._watch_newcomers()
+        self._keeping.step(output.total_num_scheduled_tokens)
         return self._sending.step(output)
 
     def _watch_newcomers(self) -> None:
@@ -204,24 +222,29 @@ class SchedulerSide:
         newcomers, self._newcomers = self._newcomers, []
         for name in newcomers if self._reserve.keeps_back else ():
             record = self._receiving.get(name)
-            if record is not None and record.stage is _Stage.KNOWN:
-                self._commands.append(Watch(record.key, RequestId(name)))
+            if record is not None and record.stage is Stage.KNOWN:
+                self._say(Watch(record.key, RequestId(name)))
 
     def request_finished(self, request: Request, blocks: tuple[list[int], ...]) -> Handover | None:
         """vLLM is done with a request. None lets vLLM free its blocks (unless they are still being received)."""
-        self._end_receiving(request.request_id)
-        return self._sending.finished(request, blocks)
+        reused = self._end_receiving(request.request_id)
+        self._keeping.fed(request.request_id)
+        self._keeping.finished(request, blocks)
+        handover = self._sending.finished(request, blocks)
+        return handover and handover._replace(reused=reused)
 
-    def _end_receiving(self, request_id: str) -> None:
+    def _end_receiving(self, request_id: str) -> int:
+        """Returns how many tokens of an earlier turn have come."""
         record = self._receiving.get(request_id)
         if record is None:
-            return
-        if record.stage is not _Stage.OVER:
-            self._commands.append(Abort(record.key, Reason.ABORTED))
-        if record.stage is _Stage.MOVING:
+            return 0
+        if record.stage is not Stage.OVER:
+            self._say(Abort(record.key, Reason.ABORTED))
+        if record.stage is Stage.MOVING:
             record.released = True
         else:
             del self._receiving[request_id]
+        return record.reused
 
     # the worker -----------------------------------------------------------------------------------------
     def take_commands(self) -> tuple[Command, ...]:
@@ -242,11 +265,15 @@ class SchedulerSide:
         report = report if isinstance(report, RankReport) else _NOTHING
         self._update_quarantine(report)
         self._note_begun(report)
+        self._note_earlier_turns(report)
         self._hear()
         received, self._early = self._early | (output.finished_recving or set()), set()
         output.finished_recving = {name for name in received if self._received(name)}
         self._note_tokens(report, output.finished_recving)
-        output.finished_sending = {name for name in output.finished_sending or () if self._sending.sent(name)}
+        output.finished_sending = {name for name in output.finished_sending or () if self._sent(name)}
+
+    def _sent(self, request_id: str) -> bool:
+        return not self._keeping.freed(request_id) and self._sending.sent(request_id)
 
     def _update_quarantine(self, report: RankReport) -> None:
         for name in report.kept:
@@ -266,6 +293,10 @@ class SchedulerSide:
             if isinstance(event, PrefillBegun):
                 record.begun = True
                 continue
+            if isinstance(event, Found):
+                record.early_answers += 1
+                self._note_found(record, event.tokens, record.early_answers)
+                continue
             record.token = event.token
             record.ranks_heard += 1
             if record.ranks_heard == self._inlet.ranks:
@@ -276,6 +307,21 @@ class SchedulerSide:
             record = self._receiving.get(name)
             if record is not None:
                 record.begun = True
+
+    def _note_earlier_turns(self, report: RankReport) -> None:
+        for name, tokens in report.found:
+            if (record := self._receiving.get(name)) is not None:
+                record.answers += 1
+                self._note_found(record, tokens, record.answers)
+        for name in report.lost:
+            if (record := self._receiving.get(name)) is not None:
+                record.lost = True
+
+    def _note_found(self, record: Receiving, tokens: int, answers: int) -> None:
+        """`answers` of the ranks have come in one way; what all of them have can be received."""
+        if record.stage is Stage.ASKING:
+            record.end = min(record.end, tokens)
+            record.stage = Stage.KNOWN if answers == self._ranks else Stage.ASKING
 
     def _note_tokens(self, report: RankReport, received: set[str]) -> None:
         """With several ranks a request's token comes with the last of them at the latest, from each the same."""
@@ -293,20 +339,37 @@ class SchedulerSide:
 
     def _received(self, request_id: str) -> bool:
         record = self._receiving.get(request_id)
-        if record is None or record.stage is not _Stage.MOVING:
+        if record is None or record.stage is not Stage.MOVING:
             return False
-        record.stage = _Stage.OVER
+        record.stage = Stage.OVER
         if record.released:
             del self._receiving[request_id]
+            return True
+        if record.lost:
+            self._begin_anew(record.request)
+        self._keeping.loaded(record.request)
         return True
+
+    def _begin_anew(self, request: Request) -> None:
+        """As vLLM itself does under the policy 'recompute': without its blocks, which may be in quarantine."""
+        self._free(request)
+        request.num_computed_tokens = 0
 
     @property
     def open_requests(self) -> int:
         """Requests with a record: 0 when nothing is going on."""
         return len(self._receiving) + len(self._sending)
 
+    @property
+    def kept_requests(self) -> int:
+        """Finished requests whose blocks are kept for another turn."""
+        return len(self._keeping)
 
-def _computes_itself(request: Request) -> bool:
-    """Requests whose prompt this engine has to compute, whoever else has: it needs logits for all of it, it has
-    been there before, or the prompt is not complete yet."""
-    return bool(request.skip_reading_prefix_cache or request.num_preemptions or request.resumable)
+    def forget_kept(self) -> bool:
+        """Let go of what is kept for other turns. Returns whether nothing is."""
+        self._keeping.release_all()
+        return not self._keeping
+
+    def relieve_running(self) -> bool:
+        """vLLM lacks a block for a running request. Whether one is about to be free."""
+        return self._keeping.relieve_running()

@@ -62,10 +62,12 @@ class _Sending:
 
 
 class Handover(NamedTuple):
-    """What a finished prefill leaves: the API request's key, and whether vLLM is to keep its blocks for now."""
+    """What a finished prefill leaves: the API request's key, and whether vLLM is to keep its blocks for now; `reused`
+    tokens of it were not computed, because an earlier turn had left them elsewhere."""
 
     key: Key
     keep: bool
+    reused: int = 0
 
 
 class SendingSide:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -36,12 +36,20 @@ class Push(StrEnum):
     LAYERWISE = "layerwise"  # and within a forward pass a few layers at a time, where it is long enough
 
 
+class Keeping(NamedTuple):
+    """How much of the pool finished requests may hold for the next turn of their conversations, and for how long."""
+
+    share: float
+    seconds: float
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """One engine's settings.
 
     `host` is both listened on and told to peers. `port` is that of the engine's first rank; rank `r` of data
     parallel rank `d` listens on `port + d * ranks + r`; 0 picks free ones, which only the engine's own
     answers can tell. `switch_us`: see `ThreadConfig`.
+    `keep_share` of the KV pool may hold finished conversations for `keep_s`; see docs/conversations.md.
     `reserve_early`: the part of a decode engine's KV pool that must stay free when blocks are set aside for a prompt
     whose prefill has not begun; 0 sets them aside in any case, 1 never.
     `model` replaces the fingerprint by which engines decide whether they serve the same.
@@ -54,6 +62,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     poll_us: int = 100
     switch_us: int = 500
     push: Push = Push.WHOLE
+    keep_share: float = 0.3
+    keep_s: float = 300.0
     reserve_early: float = 0.5
     model: str = ""
     protocol: ProtocolConfig = ProtocolConfig()
@@ -64,8 +74,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _require(0 <= self.port < 65536, "port", self.port, "Use 1 to 65535, or 0 to pick a free one.")
         _require(bool(self.backends), "backends", self.backends, "Name at least one NIXL backend, such as UCX.")
         _require(self.poll_us > 0, "poll_us", self.poll_us, "Set a positive number of microseconds.")
+        _require(0 <= self.keep_share <= 1, "keep_share", self.keep_share, "Use 0 (keep nothing) to 1.")
+        _require(0 < self.keep_s < float("inf"), "keep_s", self.keep_s, "Set a positive number of seconds.")
         _require(0 <= self.reserve_early <= 1, "reserve_early", self.reserve_early, "Use a share from 0 to 1.")
         _require(0 <= self.switch_us <= 1_000_000, "switch_us", self.switch_us, "Use 0 (as it is) to 1000000.")
+
+    @property
+    def keeping(self) -> Keeping:
+        """What is kept of finished requests."""
+        return Keeping(self.keep_share, self.keep_s)
 
     def address(self, group: int, rank: int, ranks: int) -> Address:
         """Where rank `rank` of the `ranks` of data parallel rank `group` listens."""

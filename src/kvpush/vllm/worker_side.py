@@ -14,9 +14,9 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from kvpush.core.commands import Abort, Command, Final, Receive, Watch, Withdraw
+from kvpush.core.commands import Abort, Command, Final, Inquire, Keep, Receive, Watch, Withdraw
 from kvpush.core.errors import Reason
-from kvpush.core.events import BlocksSafe, Event, Outcome, PrefillBegun, ReceiveEnded, SourceFree
+from kvpush.core.events import BlocksSafe, Event, Found, Outcome, PrefillBegun, Purpose, ReceiveEnded, SourceFree
 from kvpush.core.ids import Address
 from kvpush.runtime.gate import Gate
 from kvpush.runtime.thread import ThreadConfig, TransferThread
@@ -39,9 +39,10 @@ _NOTHING = RankReport()
 class _Owed:
     """Request ids that vLLM waits for a word about, from this rank."""
 
-    received: set[str] = field(default_factory=set)
+    received: dict[str, Purpose] = field(default_factory=dict)
     sent: set[str] = field(default_factory=set)
     begun: set[str] = field(default_factory=set)
+    found: set[str] = field(default_factory=set)
 
     def note(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -49,8 +50,14 @@ class _Owed:
                 self.begun.add(command.request_id)
             elif isinstance(command, Receive):
                 self.begun.discard(command.request_id)
-                self.received.add(command.request_id)
-            elif (isinstance(command, Final) and command.last) or isinstance(command, Withdraw):
+                self.received[command.request_id] = command.purpose
+            elif isinstance(command, Inquire):
+                self.found.add(command.request_id)
+            elif (
+                isinstance(command, Keep)
+                or (isinstance(command, Final) and command.last)
+                or isinstance(command, Withdraw)
+            ):
                 self.sent.add(command.request_id)
 
 
@@ -79,10 +86,7 @@ class WorkerSide:
         self._owed = _Owed()
         self._unasked: list[Event] = []  # ends of requests that the transfer thread was never asked about
         self._quarantined: set[str] = set()
-        self._kept: list[str] = []
-        self._released: list[str] = []
-        self._begun: list[str] = []
-        self._tokens: list[tuple[str, int]] = []
+        self._report = _NOTHING
         self.address: Address | None = None
         self.local_path = ""
 
@@ -142,10 +146,10 @@ class WorkerSide:
     def _instead(self, command: Command, detail: str) -> Command:
         match command:
             case Receive(key=key, request_id=request):
-                self._owed.received.add(request)
+                self._owed.note([command])
                 self._unasked.append(ReceiveEnded(key, request, Outcome.FAILED, Reason.INTERNAL, detail))
                 return Abort(key, Reason.INTERNAL)
-            case Final(key=key, request_id=request):
+            case Final(key=key, request_id=request) | Keep(key=key, request_id=request):
                 return Withdraw(key, request, Reason.INTERNAL, detail)
             case _:
                 return command
@@ -175,44 +179,60 @@ class WorkerSide:
     def _settle(self, event: Event, results: KVConnectorTransferResults) -> None:
         self._on_event(event)
         if isinstance(event, ReceiveEnded) and event.request_id in self._owed.received:
-            self._owed.received.remove(event.request_id)
-            results.finished_recving.add(event.request_id)
-            if event.outcome is not Outcome.DELIVERED:
-                results.failed_recving.add(event.request_id)
-            if event.quarantined:
-                self._quarantined.add(event.request_id)
-                self._kept.append(event.request_id)
-            if event.token is not None:
-                self._tokens.append((event.request_id, event.token))
+            self._note_received(event, results)
         elif isinstance(event, PrefillBegun):
             self._owed.begun.discard(event.request_id)
-            self._begun.append(event.request_id)
+            self._say(RankReport(begun=(event.request_id,)))
+        elif isinstance(event, Found) and event.request_id in self._owed.found:
+            self._owed.found.remove(event.request_id)
+            self._say(RankReport(found=((event.request_id, event.tokens),)))
         elif isinstance(event, BlocksSafe) and event.request_id in self._quarantined:
             self._quarantined.remove(event.request_id)
-            self._released.append(event.request_id)
+            self._say(RankReport(released=(event.request_id,)))
         elif isinstance(event, SourceFree) and event.request_id in self._owed.sent:
             self._owed.sent.remove(event.request_id)
             results.finished_sending.add(event.request_id)
 
+    def _note_received(self, event: ReceiveEnded, results: KVConnectorTransferResults) -> None:
+        name = event.request_id
+        results.finished_recving.add(name)
+        purpose = self._owed.received.pop(name)
+        if event.outcome is not Outcome.DELIVERED:
+            self._note_failure(name, purpose, results)
+        if event.quarantined:
+            self._quarantined.add(name)
+            self._say(RankReport(kept=(name,)))
+        if event.token is not None:
+            self._say(RankReport(tokens=((name, event.token),)))
+
+    def _note_failure(self, request_id: str, purpose: Purpose, results: KVConnectorTransferResults) -> None:
+        """A prompt that has not come is a matter of vLLM's policy; an earlier turn is just computed again."""
+        if purpose is Purpose.PROMPT:
+            results.failed_recving.add(request_id)
+        else:
+            self._say(RankReport(lost=(request_id,)))
+
+    def _say(self, news: RankReport) -> None:
+        self._report = self._report.aggregate(news)
+
     def report(self) -> RankReport | None:
         """What to tell the scheduler with the `results` of the same step, beyond those."""
-        report = RankReport(tuple(self._kept), tuple(self._released), tuple(self._begun), tuple(self._tokens))
-        self._kept, self._released, self._begun, self._tokens = [], [], [], []
+        report, self._report = self._report, _NOTHING
         return report if report != _NOTHING else None
 
     def _give_up(self, results: KVConnectorTransferResults) -> None:
         """The thread has died, and its transport with it: nothing is written or read any more."""
-        self._released += self._quarantined
+        owed, self._owed = self._owed, _Owed()
+        nothing = tuple((name, 0) for name in owed.found)
+        self._say(RankReport(released=tuple(self._quarantined), begun=tuple(owed.begun), found=nothing))
         self._quarantined = set()
-        self._begun += self._owed.begun
-        self._owed.begun = set()
-        if not (self._owed.received or self._owed.sent):
+        if not (owed.received or owed.sent):
             return
-        logger.error("kvpush: the transfer thread is dead; %d receives fail", len(self._owed.received))
-        results.finished_recving |= self._owed.received
-        results.failed_recving |= self._owed.received
-        results.finished_sending |= self._owed.sent
-        self._owed = _Owed()
+        logger.error("kvpush: the transfer thread is dead; %d receives fail", len(owed.received))
+        for name, purpose in owed.received.items():
+            self._note_failure(name, purpose, results)
+        results.finished_recving |= owed.received.keys()
+        results.finished_sending |= owed.sent
 
     def stop(self) -> None:
         """End every transfer and the thread; idempotent, bounded by `stop_s`."""
