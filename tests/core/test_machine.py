@@ -51,9 +51,9 @@ MOST_PROMPTS = 20
 class Machine(RuleBasedStateMachine):
     """Two senders, two receivers; each prompt belongs to one of either."""
 
-    waiting = Bundle("waiting")  # keys whose receiver has no blocks yet
-    computing = Bundle("computing")  # keys whose prompt is not complete
-    keys = Bundle("keys")
+    waiting: Bundle[Key] = Bundle("waiting")  # keys whose receiver has no blocks yet
+    computing: Bundle[Key] = Bundle("computing")  # keys whose prompt is not complete
+    keys: Bundle[Key] = Bundle("keys")
 
     def __init__(self) -> None:
         super().__init__()
