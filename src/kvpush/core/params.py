@@ -112,9 +112,9 @@ def parse(params: object) -> SendParams | ReceiveParams | None:
         return None
     key = _key(wire, "")
     if wire.do_remote_decode:
-        reuse = wire.reuse and Reference(_key(wire.reuse, "reuse."), _target(wire.reuse, "reuse."))
+        reuse = Reference(_key(wire.reuse, "reuse."), _target(wire.reuse, "reuse.")) if wire.reuse else None
         return SendParams(key, reuse)
-    keep = wire.keep and _key(wire.keep, "keep.")
+    keep = _key(wire.keep, "keep.") if wire.keep else None
     mode = None if wire.mode is ModeSetting.AUTO else Mode(wire.mode.value)
     return ReceiveParams(key, _target(wire, ""), wire.tp_size, keep, mode)
 
