@@ -265,7 +265,7 @@ def test_dead_thread_keeps_the_promises_of_commands(sender: Side) -> None:
         receive(received, Address("127.0.0.1", 1), TOKENS, THERE),
         final(sent, TOKENS, HERE),
         Withdraw(withdrawn, RequestId("w"), Reason.PREFILL_FAILED),
-        Keep(kept, RequestId("k"), TOKENS, HERE, NO_DIGESTS, 1.0),
+        Keep(kept, RequestId("k"), TOKENS, (HERE,), NO_DIGESTS, 1.0),
         Inquire(asked, RequestId("i"), nowhere, NO_DIGESTS),
         Abort(received),
         Stop(),
