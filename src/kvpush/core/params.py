@@ -112,9 +112,9 @@ def parse(params: object) -> SendParams | ReceiveParams | None:
         return None
     key = _key(wire, "")
     if wire.do_remote_decode:
-        place = wire.reuse
-        return SendParams(key, None if place is None else Reference(_key(place, "reuse."), _target(place, "reuse.")))
-    keep = None if wire.keep is None else _key(wire.keep, "keep.")
+        reuse = Reference(_key(wire.reuse, "reuse."), _target(wire.reuse, "reuse.")) if wire.reuse else None
+        return SendParams(key, reuse)
+    keep = _key(wire.keep, "keep.") if wire.keep else None
     mode = None if wire.mode is ModeSetting.AUTO else Mode(wire.mode.value)
     return ReceiveParams(key, _target(wire, ""), wire.tp_size, keep, mode)
 
