@@ -27,11 +27,13 @@ class Cable:
         """Of one of the ends."""
         return f"10.77.0.{side + 1}"
 
-    def spoil(self, *netem: str) -> None:
-        """Let the cable delay or lose what both ends send, in the words of `tc netem`."""
+    def spoil(self, *discipline: str) -> bool:
+        """Let the cable delay or lose what both ends send, in the words of `tc qdisc`. False when the kernel cannot."""
         for name, device in zip(self.names, self.devices, strict=True):
-            command = ("tc", "-n", name, "qdisc", "replace", "dev", device, "root", "netem", *netem)
-            subprocess.run(command, check=True, capture_output=True)
+            command = ("tc", "-n", name, "qdisc", "replace", "dev", device, "root", *discipline)
+            if subprocess.run(command, capture_output=True, check=False).returncode:
+                return False
+        return True
 
     def cut(self) -> None:
         """From now on nothing arrives, and nobody is told."""

@@ -176,6 +176,16 @@ def test_closed_link_is_forgotten_on_both_sides(client: Party, server: Party) ->
     assert not client.lost
 
 
+def test_links_can_be_opened_as_fast_as_others_are_closed(client: Party, server: Party) -> None:
+    """A new link must not meet what ZeroMQ has not yet cleared away of an old one."""
+    for number in range(300):
+        client.channel.open_link(LinkId(1 + number), server.channel.address)
+        client.channel.close_link(LinkId(1 + number))
+    client.pump()
+    assert not client.refused
+    greet(client, server, LinkId(1000))
+
+
 def test_client_that_comes_back_gets_a_new_link(client: Party, server: Party) -> None:
     first = greet(client, server)
     client.channel.close_link(LINK)

@@ -233,8 +233,8 @@ class _Soak:
 
     def _settle(self) -> None:
         """Wait until every block is free again."""
+        self._fleet.wait_for_the_living()  # those that died by themselves are counted, and must not end the count
         deadline = time.monotonic() + self._options.settle_s
-        self._fleet.wait_until_ready()
         while True:
             self._look(time.monotonic())
             for _ in range(20):

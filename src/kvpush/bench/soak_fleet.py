@@ -128,6 +128,14 @@ class Fleet:
         part.ready = None
         self.died.append(f"{part.name} (status {part.process.exitcode})")
 
+    def wait_for_the_living(self) -> None:
+        """Wait until engines that have been started again are up, for as long as a start may take; those that have died
+        are not waited for."""
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline and any(not part.ready and not part.line.closed for part in self.parts):
+            for _ in self.hear(1.0):
+                pass
+
     def wait_until_ready(self) -> None:
         """Raises `EngineLost`."""
         deadline = time.monotonic() + _START_S

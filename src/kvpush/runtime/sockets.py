@@ -1,6 +1,7 @@
 """How kvpush sets its ZeroMQ sockets: every option with the reason for its value. The seam to pyzmq's errors."""
 
 import errno
+import itertools
 from dataclasses import dataclass
 
 import zmq
@@ -115,9 +116,12 @@ def connect(dealer: Socket, address: Address) -> None:
         raise ControlError(f"cannot connect to {address}: {error.strerror}") from error
 
 
+_monitors = itertools.count()
+
+
 def watch(context: Context, socket: Socket, events: int) -> Socket:
     """A socket from which `monitor_events` reads what happens to the connections of `socket`."""
-    address = f"inproc://monitor-{id(socket)}"
+    address = f"inproc://monitor-{next(_monitors)}"  # a closed socket's name is free only some time after
     socket.monitor(address, events)
     monitor = context.socket(zmq.PAIR)
     monitor.linger = 0

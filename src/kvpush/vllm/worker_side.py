@@ -8,14 +8,14 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from kvpush.core.commands import Command, Final, Inquire, Keep, Receive, Watch, Withdraw
+from kvpush.core.commands import Abort, Command, Final, Inquire, Keep, Receive, Watch, Withdraw
+from kvpush.core.errors import Reason
 from kvpush.core.events import BlocksSafe, Event, Found, Outcome, PrefillBegun, Purpose, ReceiveEnded, SourceFree
 from kvpush.core.ids import Address
 from kvpush.runtime.gate import Gate
@@ -29,8 +29,6 @@ from kvpush.vllm.metadata import RankReport, StepCommands
 from kvpush.vllm.ranks import Rank, engine_group, engine_id
 from kvpush.vllm.settings import Push, Settings
 from kvpush.vllm.step_push import StepFinals, StepPush
-
-_C = TypeVar("_C", bound=Command)
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +84,7 @@ class WorkerSide:
         self._gate: Gate | None = None
         self._step: StepPush | None = None
         self._owed = _Owed()
+        self._unasked: list[Event] = []  # ends of requests that the transfer thread was never asked about
         self._quarantined: set[str] = set()
         self._report = _NOTHING
         self.address: Address | None = None
@@ -125,16 +124,36 @@ class WorkerSide:
         """Pass a step's commands on, before the step runs."""
         if self._gate is None or self._step is None:
             return
-        if commands := self._localized(step.commands):
+        commands = [self._local(command) for command in step.commands]
+        finals = [self._local(final) for final in step.finals.finals]
+        commands += [instead for instead in finals if not isinstance(instead, Final)]
+        self._owed.note((*commands, *finals))
+        if commands:
             self._gate.submit(commands)
-        self._step.begin(StepFinals(self._localized(step.finals.finals), step.finals.tokens))
+        good = tuple(final for final in finals if isinstance(final, Final))
+        self._step.begin(StepFinals(good, step.finals.tokens))
 
-    def _localized(self, commands: tuple[_C, ...]) -> tuple[_C, ...]:
+    def _local(self, command: Command) -> Command:
+        """The command as this rank must see it. One that cannot be read ends its own transfer, not the step, in which
+        other requests are computed."""
         assert self._rank is not None
         assert self._cache is not None
-        local = tuple(localize(command, self._rank, self._cache) for command in commands)
-        self._owed.note(local)
-        return local
+        try:
+            return localize(command, self._rank, self._cache)
+        except Exception as error:
+            logger.exception("kvpush: a command cannot be carried out: %s", command)
+            return self._instead(command, repr(error))
+
+    def _instead(self, command: Command, detail: str) -> Command:
+        match command:
+            case Receive(key=key, request_id=request):
+                self._owed.note([command])
+                self._unasked.append(ReceiveEnded(key, request, Outcome.FAILED, Reason.INTERNAL, detail))
+                return Abort(key, Reason.INTERNAL)
+            case Final(key=key, request_id=request) | Keep(key=key, request_id=request):
+                return Withdraw(key, request, Reason.INTERNAL, detail)
+            case _:
+                return command
 
     def layer_launched(self, name: str) -> None:
         """An attention layer of the running step has been launched."""
@@ -151,7 +170,8 @@ class WorkerSide:
         results = KVConnectorTransferResults()
         if self._thread is None:
             return results
-        for event in self._thread.drain():
+        unasked, self._unasked = self._unasked, []
+        for event in (*unasked, *self._thread.drain()):
             self._settle(event, results)
         if not self._thread.alive:
             self._give_up(results)
