@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -20,6 +22,8 @@ from kvpush.cli.timeline import moments, records_of
 from kvpush.cli.up import make_spec
 from kvpush.core.errors import ConfigError
 from kvpush.core.events import Outcome, Role
+from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
+from kvpush.core.params import receive_params
 from kvpush.runtime.recordfile import VARIABLE
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -81,6 +85,7 @@ def test_prompt_goes_through_prefill_and_decode_and_nothing_is_left(marker: str,
         wait_until(lambda: len(records_of(logs, transfer_id)) == 2)
         _check_story(logs, transfer_id)
         _check_refusal(cluster)
+        _check_counters_and_log(cluster, logs)
         _check_death(cluster)
     assert not marked(marker)
     assert [status.name for status in seen[-1]] == ["prefill-0", "decode-0", "router"]
@@ -98,6 +103,33 @@ def _check_story(logs: Path, transfer_id: str) -> None:
 def _check_refusal(cluster: Cluster) -> None:
     with pytest.raises(AskError, match="status 40"):
         ask(cluster.url, {**BODY, "model": "no-such-model"})
+
+
+def _check_counters_and_log(cluster: Cluster, logs: Path) -> None:
+    """I5: what was delivered is on `/metrics`; what was not is there with its reason, and in the log with its key."""
+    (prefill,), (decode,) = cluster.prefill, cluster.decode
+    astray = Key(TransferId(uuid4().hex))
+    target = Target(Address(prefill.host, prefill.kv_port), EngineId("another"))
+    params = receive_params(astray, target)
+    with suppress(AskError):  # what a client sees of it is not the matter here
+        ask(decode.url, {**BODY, "cache_salt": "astray", "kv_transfer_params": params})
+
+    delivered = 'outcome="delivered",reason="ok",role="{}"}}'
+    wait_until(lambda: _counted(prefill.url, delivered.format("sender")) > 0)
+    wait_until(lambda: _counted(decode.url, delivered.format("receiver")) > 0)
+    wait_until(lambda: _counted(decode.url, 'outcome="failed",reason="wrong_engine",role="receiver"}') == 1)
+    lines = (logs / "decode-0.log").read_text(errors="replace").splitlines()
+    (line,) = [line for line in lines if f"transfer ended key={astray} " in line]
+    assert "role=receiver" in line
+    assert "outcome=failed reason=wrong_engine" in line
+
+
+def _counted(url: str, labels: str) -> float:
+    """The transfers with these labels on the engine's `/metrics`."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    ours = (line for line in lines if line.startswith("kvpush_transfers_total{") and labels in line)
+    return sum(float(line.rpartition(" ")[2]) for line in ours)
 
 
 def _check_death(cluster: Cluster) -> None:

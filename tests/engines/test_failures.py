@@ -1,12 +1,19 @@
 """What a client, and either engine, sees of a transfer that goes wrong."""
 
+import random
+from collections.abc import Iterator
 from dataclasses import replace
 
+import msgspec
 import pytest
 from engines.calls import Answer, Ask
-from engines.harness import Pair, eventually, new_id, prompt_of
+from engines.harness import Pair, eventually, new_id, new_key, prompt_of
+from engines.stranger import Stranger, epoch_of, shout
 
-from kvpush.core.ids import Address, EngineId, Key, Target
+from kvpush.core.errors import Reason
+from kvpush.core.ids import Address, EngineId, Epoch, Key, Target
+from kvpush.core.layout import Span
+from kvpush.core.messages import VERSION, Refuse, Register, encode_frame
 from kvpush.core.params import receive_params
 
 pytestmark = pytest.mark.engine
@@ -24,6 +31,7 @@ _POLICIES = [
     pytest.param(({"extra": _TIMES}, {"extra": _TIMES, "failure_policy": policy}), id=policy)
     for policy in ("fail", "recompute")
 ]
+_QUICK = [({"extra": _TIMES}, {"extra": _TIMES})]
 
 
 @pytest.mark.parametrize("pair", _POLICIES, indirect=True)
@@ -110,7 +118,7 @@ class TestWithEitherPolicy:
         pair.assert_nothing_held()
 
 
-@pytest.mark.parametrize("pair", [({"extra": _TIMES}, {"extra": _TIMES})], indirect=True)
+@pytest.mark.parametrize("pair", _QUICK, indirect=True)
 class TestAborts:
     """A client that leaves takes its blocks with it, on both engines."""
 
@@ -162,6 +170,70 @@ class TestAborts:
         pair.decode.collect(*(decode for _, decode in legs))
 
         pair.assert_nothing_held()
+
+
+@pytest.mark.parametrize("pair", _QUICK, indirect=True)
+class TestStrangers:
+    """What no kvpush would say is refused with its reason, on both engines, and changes nothing that is right."""
+
+    @pytest.fixture(autouse=True)
+    def serves_before_and_after(self, pair: Pair) -> Iterator[None]:
+        _assert_serves(pair, seed=20)
+        yield
+        _assert_serves(pair, seed=21)
+
+    @pytest.mark.parametrize("name", ["prefill", "decode"])
+    def test_garbage_is_refused(self, pair: Pair, name: str) -> None:
+        engine = {"prefill": pair.prefill, "decode": pair.decode}[name]
+        noise = random.Random(23)
+        with Stranger(engine) as stranger:
+            for frame in (b"", b"\xc1", b"\x94\x04", noise.randbytes(20_000)):
+                assert _refusal(stranger, frame).reason is Reason.BAD_MESSAGE
+            stranger.say(b"two", b"parts")
+            shout(engine, noise.randbytes(20_000))
+            eventually(lambda: engine.look().counted.get("control_message_refused bad_message") == 1)
+        assert engine.look().counted["refused bad_message"] == 4
+
+    @pytest.mark.parametrize("name", ["prefill", "decode"])
+    def test_message_of_another_version_is_refused(self, pair: Pair, name: str) -> None:
+        engine = {"prefill": pair.prefill, "decode": pair.decode}[name]
+        with Stranger(engine) as stranger:
+            refusal = _refusal(stranger, msgspec.msgpack.encode([VERSION + 1, 7, 0, {"type": "unheard of"}]))
+        assert (refusal.reason, refusal.field) == (Reason.BAD_VERSION, "version")
+        assert f"version {VERSION + 1}, this side {VERSION}" in refusal.detail
+
+    @pytest.mark.parametrize("block", [-1, 1 << 20, 1 << 62])
+    def test_registration_of_blocks_that_the_receiver_does_not_have_is_refused(self, pair: Pair, block: int) -> None:
+        """By one who says that it is the decode engine, since others may register nothing at all."""
+        receiver = epoch_of(pair.decode, pair.prefill)
+        with Stranger(pair.prefill) as stranger:
+            sender = stranger.ask(b"").source
+            unknown = _refusal(stranger, encode_frame(Epoch(7), sender, _registration(block)))
+            refusal = _refusal(stranger, encode_frame(receiver, sender, _registration(block)))
+        assert unknown.reason is Reason.PEER_LOST
+        assert (refusal.reason, refusal.field) == (Reason.BAD_BLOCK, "blocks[0]")
+        assert f"id {block} is not in" in refusal.detail
+
+
+def _registration(block: int) -> Register:
+    return Register(new_key(), Span(0, 64), ((0, block),), 0.0)
+
+
+def _refusal(stranger: Stranger, frame: bytes) -> Refuse:
+    message = stranger.ask(frame).message
+    assert isinstance(message, Refuse)
+    return message
+
+
+def _assert_serves(pair: Pair, seed: int) -> None:
+    ask = Ask(request_id=new_id(), prompt=prompt_of(100, seed=seed))
+    (expected,) = pair.plain(ask)
+    pair.forget()
+    before = pair.decode.settled().transfers.get("receiver delivered ok", 0)
+    (answer,) = pair.ask(replace(ask, request_id=new_id()))
+    assert answer.tokens == expected.tokens
+    assert pair.decode.settled().transfers["receiver delivered ok"] == before + 1
+    pair.assert_nothing_held()
 
 
 @pytest.mark.parametrize("pair", [({}, {"num_blocks": 40, "max_num_seqs": 8, "max_model_len": 512})], indirect=True)
