@@ -7,9 +7,10 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def log_lines_reach_caplog() -> None:
-    """Undo, for each test, what vLLM's plugin did when an earlier test loaded it: kvpush logs below vLLM's logger,
-    which hands nothing on to the root where `caplog` listens."""
+    """Undo, for each test, what earlier ones did. vLLM's plugin has kvpush log below vLLM's logger, which hands nothing
+    on to the root where `caplog` listens; `kvpush bench faults` silences it for the rest of its process."""
     logging.getLogger("kvpush").parent = logging.getLogger()
+    logging.getLogger("kvpush").setLevel(logging.NOTSET)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

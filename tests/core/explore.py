@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from core.bounds import Bounds
-from core.model import TARGET, Action, D, Model
+from core.flight import D
+from core.model import TARGET, Action, Model
 
 from kvpush.core.commands import Abort, Expect
 from kvpush.core.ids import Key, RequestId, TransferId

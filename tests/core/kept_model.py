@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from core.model import TARGET, Action, D, Model, P
+from core.flight import D, P
+from core.model import TARGET, Action, Model
 from core.snapshot import Print, ago
 
 from kvpush.core.commands import Abort, Expect, Inquire, Keep, Receive, Release

@@ -27,7 +27,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def posted(world: World) -> list[Key]:
     """Whose writes were posted, in order."""
-    return [decode_notice(write.post.notice).key for write in world.data.writes]
+    return [decode_notice(write.notice).key for write in world.data.writes]
 
 
 def start(world: World, engine_id: str, number: int) -> Process:

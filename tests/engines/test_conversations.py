@@ -19,16 +19,24 @@ _KEEP_S = 8.0
 _seeds = itertools.count(1)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["prefix caches on", "prefix caches off"])
+_PAIRS = [
+    pytest.param((True, "push"), id="prefix caches on"),
+    pytest.param((False, "push"), id="prefix caches off"),
+    pytest.param((False, "pull"), id="pulled", marks=pytest.mark.long),
+]
+
+
+@pytest.fixture(scope="module", params=_PAIRS)
 def pair(tiny: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[MortalPair]:
     """Two engines that may both send and receive. Prompts that do not come fail, and what is kept is kept shortly."""
+    caching, mode = request.param
     common = EngineConfig(
         name="",
         model=tiny,
         num_blocks=_BLOCKS,
         max_model_len=(_BLOCKS - 1) * _BLOCK,
-        prefix_caching=request.param,
-        extra={"keep_s": _KEEP_S},
+        prefix_caching=caching,
+        extra={"keep_s": _KEEP_S, "mode": mode},
     )
     folder = tmp_path_factory.mktemp("engines")
     made = MortalPair(folder, replace(common, name="prefill"), replace(common, name="decode"))

@@ -21,9 +21,11 @@ def wake_up_seconds(layout: Layout, repeats: int) -> list[float]:
     config = ThreadConfig(engine_id=EngineId("micro"), listen=Address("127.0.0.1", 0), secret="0123456789abcdef")
     fabric = MemoryFabric()
     thread = TransferThread(config, layout, lambda: fabric.transport("micro"))
-    logging.getLogger("kvpush.transfer").setLevel(logging.CRITICAL)  # each of these transfers ends as withdrawn
     thread.start()
     submitted: dict[str, float] = {}
+    logger = logging.getLogger("kvpush.transfer")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # each of these transfers ends as withdrawn
     try:
         for i in range(repeats):
             time.sleep(_PAUSE_S)
@@ -33,6 +35,7 @@ def wake_up_seconds(layout: Layout, repeats: int) -> list[float]:
             thread.submit([Withdraw(key, RequestId(str(i)), Reason.PREFILL_ABORTED)])
     finally:
         events = thread.stop()
+        logger.setLevel(level)
     return _latencies(events, submitted)
 
 
