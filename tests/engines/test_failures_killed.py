@@ -13,7 +13,7 @@ pytestmark = pytest.mark.engine
 _CHUNK = 128
 
 
-@pytest.fixture(scope="module", params=["recompute"])
+@pytest.fixture(scope="module", params=["recompute", "fail"])
 def pair(tiny: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[MortalPair]:
     common = EngineConfig(name="", model=tiny, num_blocks=400)
     made = MortalPair(
