@@ -9,6 +9,7 @@ from kvpush.runtime.recordfile import read_records
 
 STAGES: Mapping[tuple[Role, str], str] = {
     (Role.RECEIVER, "expected"): "decode: the request is here, no blocks yet",
+    (Role.RECEIVER, "begun"): "decode: prefill has begun",
     (Role.RECEIVER, "requested"): "decode: blocks allocated",
     (Role.RECEIVER, "registered"): "decode: registered where the cache must go",
     (Role.RECEIVER, "accepted"): "decode: prefill has accepted",
@@ -18,10 +19,12 @@ STAGES: Mapping[tuple[Role, str], str] = {
     (Role.RECEIVER, "read"): "decode: read done",
     (Role.RECEIVER, "ended"): "decode: delivered, the request can run",
     (Role.SENDER, "announced"): "prefill: the request is here",
+    (Role.SENDER, "begun"): "prefill: its last step has been scheduled",
     (Role.SENDER, "registered"): "prefill: knows where to write",
     (Role.SENDER, "final"): "prefill: the prompt's blocks are final",
     (Role.SENDER, "offered"): "prefill: has said where to read",
     (Role.SENDER, "released"): "prefill: all has been read, and rightly",
+    (Role.SENDER, "first_posted"): "prefill: first write posted",
     (Role.SENDER, "posted"): "prefill: write posted",
     (Role.SENDER, "written"): "prefill: write done",
     (Role.SENDER, "ended"): "prefill: its blocks are free again",
