@@ -37,6 +37,7 @@ from kvpush.core.events import (
     Event,
     Found,
     ModeChosen,
+    Outcome,
     PeerChanged,
     PrefillBegun,
     Purpose,
@@ -102,6 +103,12 @@ class Process:
     def target(self) -> Target:
         """What a router would tell others of this process."""
         return Target(self.address, self.engine_id)
+
+    @property
+    def ended(self) -> tuple[Outcome, Reason]:
+        """How the only transfer that was received here has ended."""
+        (event,) = self.received.values()
+        return event.outcome, event.reason
 
     def counts(self, name: str) -> int:
         """How often a counter went up, for whatever reason."""

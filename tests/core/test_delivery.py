@@ -96,9 +96,7 @@ def test_many_prompts_arrive_side_by_side(world: World) -> None:
 def test_sender_frees_its_source_as_soon_as_the_writes_are_done(world: World) -> None:
     """B04: success frees the source; no lease has to run out, no answer of the receiver is needed."""
     p, d = world.pair()
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
+    world.hand_over(p, d)
     assert world.run_until(lambda: not p.sources) < 0.1
     assert p.records[-1].outcome is Outcome.DELIVERED
 
@@ -183,9 +181,7 @@ def test_prompt_arrives_when_one_frame_is_lost_or_late_or_doubled(
 ) -> None:
     world.judge(first(kind, fate))
     p, d = world.pair()
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
+    key = world.hand_over(p, d)
     world.settle(within=3.0)
     assert d.received[key].outcome is Outcome.DELIVERED
 
@@ -230,9 +226,7 @@ def test_hint_before_the_notice_waits_for_it_though_the_registration_was_not_ans
 def test_notice_before_the_hint_is_enough(world: World) -> None:
     world.judge(lose(Written, Writing))
     p, d = world.pair()
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
+    key = world.hand_over(p, d)
     world.settle(within=0.1)
     assert d.received[key].outcome is Outcome.DELIVERED
 
@@ -263,9 +257,7 @@ def test_receive_fails_soon_when_notice_and_hint_are_lost(world: World) -> None:
 
 def test_notice_that_comes_twice_is_counted_and_ignored(world: World) -> None:
     p, d = world.pair()
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
+    key = world.hand_over(p, d)
     world.run_until(lambda: key in d.received)
     notice = world.data.writes[0].notice
     d.input(lambda now: d.endpoint.notice_received(notice, now))

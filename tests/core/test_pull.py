@@ -6,7 +6,6 @@ import pytest
 from core.faults import first, listen, lose
 from core.memory import make_layout
 from core.network import Fate
-from core.process import Process
 from core.world import CONFIG, World
 
 from kvpush.core.errors import Reason
@@ -30,13 +29,6 @@ def world() -> World:
     return World(mode=ModeSetting.PULL)
 
 
-def ended(d: Process) -> tuple[Outcome, Reason]:
-    """How the only transfer ended at the receiver."""
-    assert len(d.received) == 1
-    (event,) = d.received.values()
-    return event.outcome, event.reason
-
-
 GOOD = (Outcome.DELIVERED, Reason.OK)
 
 
@@ -50,7 +42,7 @@ def test_receiver_reads_exactly_its_span(start: int, sizes: tuple[int, int]) -> 
     d.receive(key, p, 10, start)
     p.final(key, 10)
     world.settle()
-    assert ended(d) == GOOD
+    assert d.ended == GOOD
     assert [record.mode for record in (*p.records, *d.records)] == [Mode.PULL, Mode.PULL]
 
 
@@ -69,7 +61,7 @@ def test_offer_comes_when_the_prompt_is_complete_in_either_order(world: World, f
         assert not offers
         p.final(key, 10)
     world.settle()
-    assert ended(d) == GOOD
+    assert d.ended == GOOD
     assert len(offers) == 1
 
 
@@ -91,16 +83,14 @@ def test_both_sides_report_what_was_read(world: World) -> None:
 def test_sender_keeps_its_blocks_until_they_are_released(world: World) -> None:
     p, d = world.pair()
     world.data.holding = lambda _: True
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
+    key = world.hand_over(p, d)
     world.run(1.5 * CONFIG.lease_s)  # heartbeats keep the lease alive while it is read
     assert key in p.sources
     assert p.endpoint.notices_due == 1  # some transports let themselves be read only while they are polled
     world.data.land(world.data.in_flight[0])
     world.settle()
     assert key not in p.sources
-    assert ended(d) == GOOD
+    assert d.ended == GOOD
 
 
 @pytest.mark.parametrize("token", [17, None])
@@ -113,7 +103,7 @@ def test_offer_waits_for_the_first_token_and_brings_it(world: World, token: int 
     assert not world.data.writes
     p.sampled(key, token)
     world.settle()
-    assert ended(d) == GOOD
+    assert d.ended == GOOD
     assert d.received[key].token == token
 
 
@@ -123,55 +113,43 @@ def test_offer_waits_for_the_first_token_and_brings_it(world: World, token: int 
 def test_lost_or_doubled_frame_ends_in_delivery(world: World, kind: type[Message], fate: Fate) -> None:
     p, d = world.pair()
     world.judge(first(kind, fate))
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
+    world.hand_over(p, d)
     world.settle()
-    assert ended(d) == GOOD
+    assert d.ended == GOOD
 
 
 def test_confirmation_that_is_lost_every_time_is_learned_from_a_heartbeat(world: World) -> None:
     p, d = world.pair()
     world.judge(lose(Confirmed))
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
+    world.hand_over(p, d)
     assert world.settle() < CONFIG.heartbeat_s + CONFIG.retry_s
-    assert ended(d) == GOOD
+    assert d.ended == GOOD
 
 
 def test_released_that_never_arrives_gives_up_without_the_text(world: World) -> None:
     p, d = world.pair()
     world.judge(lose(Released))
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
+    key = world.hand_over(p, d)
     world.settle()
-    assert ended(d) == (Outcome.FAILED, Reason.PEER_SILENT)
+    assert d.ended == (Outcome.FAILED, Reason.PEER_SILENT)
     assert not d.received[key].quarantined  # all reads had stopped: its blocks are its own
 
 
 def test_lease_that_ended_early_never_gives_text(world: World) -> None:
     """The sender's word decides, not the receiver's clock."""
     p, d = world.pair()
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
+    key = world.hand_over(p, d)
     world.run_until(lambda: world.data.in_flight)
     p.endpoint._sender._transfers[key].lease_until = world.now  # a clock that runs wrong
     p.endpoint._sender._timers.arm(key, world.now)
     world.settle()
-    assert ended(d) == (Outcome.FAILED, Reason.LEASE_EXPIRED)
+    assert d.ended == (Outcome.FAILED, Reason.LEASE_EXPIRED)
 
 
 def test_read_that_outlives_the_lease_is_not_believed(world: World) -> None:
     """Heartbeats are lost, the lease ends, the blocks are used again while they are read."""
     p, d = world.pair()
-    world.data.holding = lambda _: True
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
-    world.run_until(lambda: world.data.in_flight)
+    key = world.stuck_in_flight(p, d)
     del p.endpoint._sender._transfers[key].at["offered"]  # no more offers are counted after it
     p.endpoint._sender._offers -= 1
     p.endpoint._sender._transfers[key].lease_until = world.now
@@ -181,7 +159,7 @@ def test_read_that_outlives_the_lease_is_not_believed(world: World) -> None:
     assert key not in p.sources
     world.data.land(world.data.in_flight[0])  # copies what others have written there
     world.settle()
-    assert ended(d)[0] is Outcome.FAILED
+    assert d.ended[0] is Outcome.FAILED
 
 
 # what a peer must not say ---------------------------------------------------------------------------------
@@ -207,7 +185,7 @@ def test_offer_of_impossible_blocks_is_refused_by_name(
     p.endpoint._outbox.send(transfer.caller.link, transfer.caller.epoch, Offer(key, blocks))
     p.tick()
     world.settle()
-    assert ended(d) == (Outcome.FAILED, Reason.BAD_BLOCK)
+    assert d.ended == (Outcome.FAILED, Reason.BAD_BLOCK)
     assert re.search(detail, d.received[key].detail)
     assert not world.data.writes
 
@@ -224,7 +202,7 @@ def test_released_without_an_offer_changes_nothing(world: World) -> None:
     assert p.counts("out_of_order") == 1
     p.final(key, 10)
     world.settle()
-    assert ended(d) == GOOD
+    assert d.ended == GOOD
 
 
 def test_registration_for_pull_with_blocks_is_refused(world: World) -> None:
@@ -239,4 +217,4 @@ def test_registration_for_pull_with_blocks_is_refused(world: World) -> None:
     register = Register(key, command.span, command.blocks, session.clock, mode=Mode.PULL)
     world.network.send(d, session.link, encode_frame(d.endpoint._outbox.epoch, session.epoch, register))
     world.settle()
-    assert ended(d)[0] is Outcome.FAILED
+    assert d.ended[0] is Outcome.FAILED

@@ -2,7 +2,6 @@
 
 import pytest
 from core.faults import listen, lose
-from core.process import Process
 from core.world import CONFIG, World
 
 from kvpush.core.errors import Reason
@@ -17,12 +16,6 @@ def world() -> World:
     return World(mode=ModeSetting.PULL)
 
 
-def ended(d: Process) -> tuple[Outcome, Reason]:
-    """How the only transfer ended at the receiver."""
-    (event,) = d.received.values()
-    return event.outcome, event.reason
-
-
 GOOD = (Outcome.DELIVERED, Reason.OK)
 
 
@@ -35,7 +28,7 @@ def test_abort_before_the_offer_gives_the_blocks_back_at_once(world: World) -> N
     d.abort(key)
     assert key not in d.destinations
     world.settle()
-    assert ended(d) == (Outcome.FAILED, Reason.ABORTED)
+    assert d.ended == (Outcome.FAILED, Reason.ABORTED)
 
 
 def test_abort_while_reading_waits_for_the_reads(world: World) -> None:
@@ -43,9 +36,7 @@ def test_abort_while_reading_waits_for_the_reads(world: World) -> None:
     world.data.holding = lambda _: True
     heard: list[Message] = []
     world.judge(listen(heard, Cancel, Dropped))
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
+    key = world.hand_over(p, d)
     world.run_until(lambda: world.data.in_flight)
     d.abort(key)
     world.run(1.5 * CONFIG.lease_s)
@@ -55,30 +46,24 @@ def test_abort_while_reading_waits_for_the_reads(world: World) -> None:
     world.data.land(world.data.in_flight[0])
     world.settle()
     assert [type(message) for message in heard] == [Cancel, Dropped]
-    assert ended(d) == (Outcome.FAILED, Reason.ABORTED)
+    assert d.ended == (Outcome.FAILED, Reason.ABORTED)
     assert key not in p.sources
 
 
 def test_abort_while_the_read_waits_to_be_posted_posts_nothing(world: World) -> None:
     p, d = world.pair()
     world.data.queueing = lambda _: 1.0
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
+    key = world.hand_over(p, d)
     world.run_until(lambda: d.endpoint.ops_in_flight)
     d.abort(key)
     world.settle()
     assert not world.data.writes
-    assert ended(d) == (Outcome.FAILED, Reason.ABORTED)
+    assert d.ended == (Outcome.FAILED, Reason.ABORTED)
 
 
 def test_reads_that_do_not_stop_after_an_abort_are_given_up_and_quarantined(world: World) -> None:
     p, d = world.pair()
-    world.data.holding = lambda _: True
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
-    world.run_until(lambda: world.data.in_flight)
+    key = world.stuck_in_flight(p, d)
     d.abort(key)
     took = world.run_until(lambda: key in d.received, within=2 * CONFIG.drain_s)
     assert took == pytest.approx(CONFIG.drain_s, abs=0.1)
@@ -97,7 +82,7 @@ def test_prefill_that_is_aborted_before_the_offer_is_told_at_once(world: World) 
     world.run(0.5)
     p.withdraw(key)
     assert world.run_until(lambda: key in d.received) < 0.1
-    assert ended(d) == (Outcome.FAILED, Reason.PREFILL_ABORTED)
+    assert d.ended == (Outcome.FAILED, Reason.PREFILL_ABORTED)
     world.settle()
 
 
@@ -107,16 +92,12 @@ def test_prompt_that_is_shorter_than_asked_for_is_told(world: World) -> None:
     d.receive(key, p, 10)
     p.final(key, 9)
     world.settle()
-    assert ended(d) == (Outcome.FAILED, Reason.SPAN_NOT_COVERED)
+    assert d.ended == (Outcome.FAILED, Reason.SPAN_NOT_COVERED)
 
 
 def test_sender_that_stops_while_it_is_read_keeps_its_blocks_until_the_reads_have_stopped(world: World) -> None:
     p, d = world.pair()
-    world.data.holding = lambda _: True
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
-    world.run_until(lambda: world.data.in_flight)
+    key = world.stuck_in_flight(p, d)
     p.stop()
     world.run(0.5)
     assert p.endpoint._sender._transfers[key].state is Send.RECALLED
@@ -124,7 +105,7 @@ def test_sender_that_stops_while_it_is_read_keeps_its_blocks_until_the_reads_hav
     assert key in p.sources
     world.data.land(world.data.in_flight[0])
     world.run_until(lambda: p.stopped)
-    assert ended(d) == (Outcome.FAILED, Reason.SHUTDOWN)
+    assert d.ended == (Outcome.FAILED, Reason.SHUTDOWN)
     world.settle()
 
 
@@ -137,7 +118,7 @@ def test_preempted_prompt_is_offered_when_it_has_been_computed_again(world: Worl
     p.preempt(key)
     p.final(key, 10)
     world.settle()
-    assert ended(d) == GOOD
+    assert d.ended == GOOD
 
 
 # peers ----------------------------------------------------------------------------------------------------
@@ -145,13 +126,11 @@ def test_preempted_prompt_is_offered_when_it_has_been_computed_again(world: Worl
 def test_sender_that_dies_while_it_is_read_fails_the_request_at_once(world: World, holding: bool) -> None:
     p, d = world.pair()
     world.data.holding = lambda _: holding
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
+    key = world.hand_over(p, d)
     world.run_until(lambda: world.data.in_flight)
     p.kill()
     assert world.run_until(lambda: key in d.received) <= CONFIG.doubt_s + 0.2
-    assert ended(d)[0] is Outcome.FAILED
+    assert d.ended[0] is Outcome.FAILED
     assert d.received[key].quarantined == holding  # a read that has not stopped may still land
     world.settle()
 
@@ -159,14 +138,12 @@ def test_sender_that_dies_while_it_is_read_fails_the_request_at_once(world: Worl
 def test_restarted_sender_cannot_confirm_what_the_dead_one_offered(world: World) -> None:
     p, d = world.pair()
     world.judge(lose(Released))
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
+    key = world.hand_over(p, d)
     world.run_until(lambda: d.endpoint._receiver._transfers[key].state is Recv.RELEASING)
     again = world.restart(p)
     world.network.judges.clear()
     world.settle()
-    assert ended(d) == (Outcome.FAILED, Reason.PEER_RESTARTED)
+    assert d.ended == (Outcome.FAILED, Reason.PEER_RESTARTED)
     other = world.key()
     d.receive(other, again, 10)
     again.final(other, 10)
@@ -176,14 +153,10 @@ def test_restarted_sender_cannot_confirm_what_the_dead_one_offered(world: World)
 
 def test_sender_that_hangs_while_it_is_read_is_lost_and_its_reads_are_quarantined(world: World) -> None:
     p, d = world.pair()
-    world.data.holding = lambda _: True
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
-    world.run_until(lambda: world.data.in_flight)
+    key = world.stuck_in_flight(p, d)
     p.hang()
     world.run_until(lambda: key in d.received, within=CONFIG.peer_timeout_s + 1)
-    assert ended(d) == (Outcome.FAILED, Reason.PEER_SILENT)
+    assert d.ended == (Outcome.FAILED, Reason.PEER_SILENT)
     assert d.received[key].quarantined
     p.resume()
     world.settle()
@@ -191,11 +164,7 @@ def test_sender_that_hangs_while_it_is_read_is_lost_and_its_reads_are_quarantine
 
 def test_receiver_that_dies_frees_the_source(world: World) -> None:
     p, d = world.pair()
-    world.data.holding = lambda _: True
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
-    world.run_until(lambda: world.data.in_flight)
+    key = world.stuck_in_flight(p, d)
     d.kill()
     world.run_until(lambda: key not in p.sources, within=CONFIG.doubt_s + 1)
     world.data.fail(world.data.in_flight[0], "nobody reads")
@@ -204,12 +173,8 @@ def test_receiver_that_dies_frees_the_source(world: World) -> None:
 
 def test_connection_that_breaks_while_reading_changes_nothing(world: World) -> None:
     p, d = world.pair()
-    world.data.holding = lambda _: True
-    key = world.key()
-    d.receive(key, p, 10)
-    p.final(key, 10)
-    world.run_until(lambda: world.data.in_flight)
+    world.stuck_in_flight(p, d)
     world.network.cut(d)
     world.data.land(world.data.in_flight[0])
     world.settle()
-    assert ended(d) == GOOD
+    assert d.ended == GOOD

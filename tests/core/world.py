@@ -69,6 +69,20 @@ class World:
         """Fresh keys."""
         return [self.key() for _ in range(count)]
 
+    def hand_over(self, sender: Process, receiver: Process) -> Key:
+        """A prompt of ten tokens that is asked for and complete; nothing has moved yet."""
+        key = self.key()
+        receiver.receive(key, sender, 10)
+        sender.final(key, 10)
+        return key
+
+    def stuck_in_flight(self, sender: Process, receiver: Process) -> Key:
+        """The same, once it moves; what moves now does not land before the test lets it."""
+        self.data.holding = lambda _: True
+        key = self.hand_over(sender, receiver)
+        self.run_until(lambda: self.data.in_flight)
+        return key
+
     def listening_at(self, address: Address) -> Process | None:
         """Who accepts connections there."""
         return next((process for process in self.living if process.address == address), None)

@@ -28,9 +28,7 @@ from kvpush.core.inquiring import Inquirer
 from kvpush.core.keeping import Keeper
 from kvpush.core.layout import Layout
 from kvpush.core.lender import Lender
-from kvpush.core.messages import (
-    Hello,
-)
+from kvpush.core.messages import Hello
 from kvpush.core.mode import Mode
 from kvpush.core.outbound import Outbound
 from kvpush.core.outbox import Outbox
