@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpush.core.ids import Key
-from kvpush.core.layout import Blocks, Group, Kind, Layout, Plane, Region, Span
+from kvpush.core.layout import Blocks, Group, Kind, Layout, Plane, Region, Span, one_head
 
 HEAD_BYTES = 4
 _KINDS = (Kind.KEY, Kind.VALUE)
@@ -25,19 +25,8 @@ def make_layout(process: int, block_size: int = 4, num_blocks: int = 64, model: 
         Plane(layer, kind, 0, base + i * plane_bytes, block_size * HEAD_BYTES, HEAD_BYTES, HEAD_BYTES)
         for i, (layer, kind) in enumerate(product((f"layer{n}" for n in range(layers)), _KINDS))
     )
-    return Layout(
-        model=model,
-        dtype="float32",
-        head_bytes=HEAD_BYTES,
-        total_heads=1,
-        head_start=0,
-        head_end=1,
-        tp_rank=0,
-        tp_size=1,
-        memory="dram",
-        groups=(Group(block_size, num_blocks),),
-        planes=planes,
-        regions=(Region(base, plane_bytes * len(planes)),),
+    return one_head(
+        model, "float32", HEAD_BYTES, Group(block_size, num_blocks), planes, Region(base, plane_bytes * len(planes))
     )
 
 

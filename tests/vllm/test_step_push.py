@@ -7,7 +7,7 @@ import pytest
 
 from kvpush.core.commands import Command, Final
 from kvpush.core.ids import Key, RequestId, TransferId
-from kvpush.core.layout import Group, Kind, Layout, Plane, Region
+from kvpush.core.layout import Group, Kind, Plane, Region, one_head
 from kvpush.runtime.gate import Gate
 from kvpush.vllm.settings import Push
 from kvpush.vllm.step_push import MOST_PARTS, PART_BYTES, StepFinals, StepPush
@@ -16,19 +16,13 @@ LAYERS = 32
 _HEAD_BYTES = 128
 _NAMES = tuple(f"layer{i}" for i in range(LAYERS))
 _TOKEN_BYTES = LAYERS * _HEAD_BYTES
-_LAYOUT = Layout(
-    model="m",
-    dtype="float16",
-    head_bytes=_HEAD_BYTES,
-    total_heads=1,
-    head_start=0,
-    head_end=1,
-    tp_rank=0,
-    tp_size=1,
-    memory="dram",
-    groups=(Group(16, 4096),),
-    planes=tuple(Plane(name, Kind.PAIR, 0, i << 32, 2048, 128, 128) for i, name in enumerate(_NAMES)),
-    regions=(Region(0, LAYERS << 32),),
+_LAYOUT = one_head(
+    "m",
+    "float16",
+    _HEAD_BYTES,
+    Group(16, 4096),
+    tuple(Plane(name, Kind.PAIR, 0, i << 32, 2048, 128, 128) for i, name in enumerate(_NAMES)),
+    Region(0, LAYERS << 32),
 )
 _FINAL = Final(Key(TransferId("0" * 32)), RequestId("r"), 5000, ((1,),))
 

@@ -14,7 +14,7 @@ from kvpush.bench.joined import Joined
 from kvpush.bench.results import Machine
 from kvpush.bench.wakeup import wake_up_seconds
 from kvpush.core.ids import Epoch, Key, TransferId
-from kvpush.core.layout import Group, Kind, Layout, Plane, Region, Span
+from kvpush.core.layout import Group, Kind, Layout, Plane, Region, Span, one_head
 from kvpush.core.messages import Heartbeat, Message, Register, decode_frame, encode_frame
 from kvpush.core.planner import plan
 
@@ -70,20 +70,7 @@ def make_layout(blocks: int, layers: int = _LAYERS, base: int = 1 << 20) -> Layo
     block = _BLOCK_SIZE * _LINE
     area = blocks * block
     planes = tuple(Plane(f"layer.{i}", Kind.PAIR, 0, base + i * area, block, block, _LINE) for i in range(layers))
-    return Layout(
-        model="micro",
-        dtype="bfloat16",
-        head_bytes=_LINE,
-        total_heads=1,
-        head_start=0,
-        head_end=1,
-        tp_rank=0,
-        tp_size=1,
-        memory="dram",
-        groups=(Group(_BLOCK_SIZE, blocks),),
-        planes=planes,
-        regions=(Region(base, area * layers),),
-    )
+    return one_head("micro", "bfloat16", _LINE, Group(_BLOCK_SIZE, blocks), planes, Region(base, area * layers))
 
 
 # the planner --------------------------------------------------------------------------------------------

@@ -118,6 +118,13 @@ class Layout(msgspec.Struct, frozen=True):
         return self.heads * self.head_bytes * sum(1 for plane in self.planes if plane.group == 0)
 
 
+def one_head(
+    model: str, dtype: str, head_bytes: int, group: Group, planes: tuple[Plane, ...], region: Region
+) -> Layout:
+    """A cache in host memory with one KV head and one group, of an engine with one rank."""
+    return Layout(model, dtype, head_bytes, 1, 0, 1, 0, 1, "dram", (group,), planes, (region,))
+
+
 class Span(msgspec.Struct, frozen=True, array_like=True):
     """Token positions [start, end) of a prompt."""
 

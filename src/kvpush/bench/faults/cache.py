@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpush.core.layout import Group, Kind, Layout, Plane, Region
+from kvpush.core.layout import Group, Kind, Layout, Plane, Region, one_head
 
 LAYERS, BLOCKS, BLOCK_SIZE, TOKEN_BYTES = 2, 48, 4, 8
 """Per plane; a layer has two, keys and values."""
@@ -28,22 +28,16 @@ class Cache:
         plane, block, token = self._bytes.strides[:3]
         base = self._bytes.ctypes.data
         kinds = itertools.product(range(LAYERS), (Kind.KEY, Kind.VALUE))
-        return Layout(
-            model="faults",
-            dtype="uint8",
-            head_bytes=TOKEN_BYTES,
-            total_heads=1,
-            head_start=0,
-            head_end=1,
-            tp_rank=0,
-            tp_size=1,
-            memory="dram",
-            groups=(Group(BLOCK_SIZE, BLOCKS),),
-            planes=tuple(
+        return one_head(
+            "faults",
+            "uint8",
+            TOKEN_BYTES,
+            Group(BLOCK_SIZE, BLOCKS),
+            tuple(
                 Plane(f"layer.{layer}", kind, 0, base + i * plane, block, token, token)
                 for i, (layer, kind) in enumerate(kinds)
             ),
-            regions=(Region(base, self._bytes.nbytes),),
+            Region(base, self._bytes.nbytes),
         )
 
     @property
