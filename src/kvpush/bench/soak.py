@@ -19,12 +19,13 @@ from kvpush.cli.ports import free_ports
 from kvpush.core.errors import ConfigError
 from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
 from kvpush.core.params import receive_params, send_params
-from kvpush.sim.orders import Finished, Leave, Standing, SteppedEngine, Submit, Tell
+from kvpush.sim.orders import EngineConfig, Finished, Leave, Standing, Submit, Tell
 
 _HOST = "127.0.0.1"
 _TURN_S = 0.05
 _LOOK_S = 5.0
 _SAY_S = 20.0
+_LONGEST = 2048
 _PROTOCOL = {
     "lease_s": 6.0,
     "heartbeat_s": 1.0,
@@ -276,15 +277,17 @@ def _line(report: SoakReport) -> str:
     return ", ".join(f"{name} {getattr(report, name)}" for name in names)
 
 
-def _engines(options: SoakOptions) -> list[SteppedEngine]:
-    def one(name: str, role: str, policy: str = "recompute", port: int = 0) -> SteppedEngine:
-        return SteppedEngine(
+def _engines(options: SoakOptions) -> list[EngineConfig]:
+    def one(name: str, role: str, policy: str = "recompute", port: int = 0) -> EngineConfig:
+        return EngineConfig(
             name=name,
             model=options.model,
-            log=options.logs / f"{name}.log",
             role=role,
-            policy=policy,
+            failure_policy=policy,
             num_blocks=options.blocks,
+            max_model_len=_LONGEST,
+            max_num_batched_tokens=_LONGEST,
+            max_num_seqs=16,
             extra={**_PROTOCOL, "port": port},
         )
 
@@ -302,7 +305,7 @@ def soak(options: SoakOptions, say: Callable[[str], None]) -> SoakReport:
     """Run a soak; `say` gets a line of progress now and then. Raises `EngineLost` when an engine does not come up."""
     options.logs.mkdir(parents=True, exist_ok=True)
     say(f"starting five engines; logs: {options.logs}")
-    with fleet(_engines(options)) as engines:
+    with fleet(_engines(options), options.logs) as engines:
         engines.wait_until_ready()
         say("all are up")
         report = _Soak(options, engines, say).run()
