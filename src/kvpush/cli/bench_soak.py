@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvpush.cli.results import writable, write_json
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -18,14 +20,12 @@ def bench_soak_command(
     aborts: Annotated[float, typer.Option(help="Share of the clients that leave, 0 to 1.")] = 0.10,
     seed: Annotated[int, typer.Option(help="Of prompts, lengths and leavings.")] = 1,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. [default: a new one in the cache]")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the counts here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", callback=writable, help="Write the counts here.")] = None,
 ) -> None:
     """Run mixed traffic between four real engines with a tiny model, kill one in turn, and verify every text.
 
     Exit status 0 only if no text was wrong, no request stuck, no block leaked, and no engine died but the killed ones.
     """
-    import msgspec
-
     from kvpush.bench.soak import SoakOptions, soak
     from kvpush.bench.soak_traffic import Mix
     from kvpush.cli.models import ensure_model
@@ -42,8 +42,7 @@ def bench_soak_command(
         mix=Mix(aborted=aborts),
     )
     report = soak(options, lambda line: console.print(line, markup=False))
-    if json_file:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    write_json(json_file, report)
     console.print(_counts(report))
     console.print(f"logs: {options.logs}")
     raise typer.Exit(0 if report.passed else 1)
