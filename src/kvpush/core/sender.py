@@ -256,10 +256,15 @@ class Sender:
             self._step(transfer, SendInput.STOPPED, now)
         elif transfer.state is Send.WRITING and transfer.committed:
             transfer.at["written"] = now
+            self._note_pace(transfer)
             transfer.end_with(Outcome.DELIVERED, Reason.OK, "")
             self._step(transfer, SendInput.COMPLETE, now)
         elif transfer.state is Send.WRITING:
             self._step(transfer, SendInput.PAUSE, now)
+
+    def _note_pace(self, transfer: Sending) -> None:
+        if transfer.caller is not None:
+            transfer.caller.note_pace(transfer.nbytes, transfer.wire_s)
 
     # time -----------------------------------------------------------------------------------------------
     def tick(self, now: float) -> list[Caller]:
@@ -364,6 +369,8 @@ class Sender:
             transfer.end_with(Outcome.FAILED, Reason.SPAN_NOT_COVERED, str(error))
             self._step(transfer, SendInput.WITHDRAW, now)
             return
+        if ready.held:
+            self._outbox.count("layers_held", Reason.OK)
         transfer.posted = ready.front
         transfer.committed = transfer.all_posted and transfer.may_commit
         total = transfer.parts + len(ready.plans) if transfer.committed else 0
