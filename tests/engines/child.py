@@ -49,6 +49,7 @@ class EngineChild:
         self._internal: dict[str, str] = {}
         self._waiting: Collect | Settle | Reset | None = None
         self._held = False
+        self._steps = 0
         self._has_connector = bool(config.role)
         self._counters = Counters()
         if self._has_connector:
@@ -140,6 +141,7 @@ class EngineChild:
         self._internal[ask.request_id] = self._engine.add_request(ask.request_id, prompt, params)
 
     def _step(self) -> None:
+        self._steps += 1
         outputs = self._engine.step()
         for output in outputs:
             if output.finished:
@@ -175,6 +177,7 @@ class EngineChild:
             self._hear()
         totals = self._counters
         return State(
+            steps=self._steps,
             free_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             requests=len(scheduler.requests),
             open_transfers=self._connector._scheduling.open_requests if self._has_connector else 0,
