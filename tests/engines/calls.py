@@ -114,9 +114,10 @@ class State:
 
     `writes`: NIXL transfer handles that are open. `sockets`: open sockets of the whole process. `kept`: finished
     requests that are kept for another turn. `delivered`: transfers by role and mode; `chosen`: the modes that were
-    chosen by measurement, by peer.
+    chosen by measurement, by peer. `steps`: taken by vLLM since the start.
     """
 
+    steps: int
     free_blocks: int
     requests: int
     open_transfers: int

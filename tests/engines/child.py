@@ -46,6 +46,7 @@ class EngineChild:
         self._finished: dict[str, Answer | None] = {}
         self._waiting: Collect | Settle | Reset | None = None
         self._held = False
+        self._steps = 0
         self._has_connector = bool(config.role)
         self._counters = Counters()
         if self._has_connector:
@@ -139,6 +140,7 @@ class EngineChild:
         self._engine.add(ask.request_id, ask.prompt, params)
 
     def _step(self) -> None:
+        self._steps += 1
         for output in self._engine.step():
             self._finished[output.request_id] = _answer(output)
 
@@ -168,6 +170,7 @@ class EngineChild:
             self._hear()
         totals = self._counters
         return State(
+            steps=self._steps,
             free_blocks=self._engine.free_blocks,
             requests=len(self._engine.scheduler.requests),
             open_transfers=self._connector._scheduling.open_requests if self._has_connector else 0,

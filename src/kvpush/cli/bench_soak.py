@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvpush.cli.results import writable, write_json
 from kvpush.core.mode import ModeSetting
 
 if TYPE_CHECKING:
@@ -24,14 +25,12 @@ def bench_soak_command(
         bool, typer.Option("--first-token", help="Decode engines begin with the prefill engine's token.")
     ] = False,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. [default: a new one in the cache]")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the counts here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", callback=writable, help="Write the counts here.")] = None,
 ) -> None:
     """Run mixed traffic between four real engines with a tiny model, kill one in turn, and verify every text.
 
     Exit status 0 only if no text was wrong, no request stuck, no block leaked, and no engine died but the killed ones.
     """
-    import msgspec
-
     from kvpush.bench.soak import FirstToken, SoakOptions, soak
     from kvpush.bench.soak_traffic import Mix
     from kvpush.cli.models import ensure_model
@@ -50,8 +49,7 @@ def bench_soak_command(
         mix=Mix(aborted=aborts),
     )
     report = soak(options, lambda line: console.print(line, markup=False))
-    if json_file:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    write_json(json_file, report)
     console.print(_counts(report))
     console.print(f"logs: {options.logs}")
     raise typer.Exit(0 if report.passed else 1)

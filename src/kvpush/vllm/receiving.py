@@ -61,6 +61,12 @@ class Receiving:
         self.released = False  # vLLM has finished the request and waits for its blocks only
 
     @property
+    def waits(self) -> bool:
+        """Whether vLLM can do nothing with the request before a transfer thread has said something of it."""
+        waits = self.stage in (Stage.ASKING, Stage.MOVING) or (self.stage is Stage.KNOWN and not self.begun)
+        return waits and not self.released
+
+    @property
     def reused(self) -> int:
         """How many tokens of an earlier turn have come."""
         came = self.stage is Stage.OVER and bool(self.blocks) and not self.lost
