@@ -19,11 +19,13 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kvpush.core.commands import Command
+from kvpush.core.events import Event
 from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
 from kvpush.core.params import Reference, receive_params, send_params
 from kvpush.runtime.counters import Counters
+from kvpush.runtime.local import Outlet
 from kvpush.vllm.connector import KVPushConnector
-from kvpush.vllm.metadata import RankReport
+from kvpush.vllm.metadata import RankAddress, RankReport
 from kvpush.vllm.metrics import EngineStats
 from kvpush.vllm.settings import Push
 
@@ -162,6 +164,26 @@ class SchedulerRig:
     def taken(self, kind: type[Command]) -> list[Any]:
         """The commands of one kind that have gone to the worker."""
         return [command for command in self.commands if isinstance(command, kind)]
+
+
+class Ranks:
+    """Outlets of two ranks, and the scheduler that listens to them."""
+
+    def __init__(self, rig: SchedulerRig) -> None:
+        self.rig = rig
+        self.outlets = [Outlet(), Outlet()]
+        ranks = [RankAddress(Address("127.0.0.1", 1), outlet.path) for outlet in self.outlets]
+        rig.connector.set_xfer_handshake_metadata_pp_aware({(0, index): rank for index, rank in enumerate(ranks)})
+
+    def say(self, *events: Event, ranks: int = 2) -> None:
+        """As many ranks as that say something."""
+        for outlet in self.outlets[:ranks]:
+            outlet.send(events)
+
+    def close(self) -> None:
+        self.rig.connector.shutdown()
+        for outlet in self.outlets:
+            outlet.close()
 
 
 def reported(

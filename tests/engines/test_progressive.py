@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engines.calls import Ask, EngineConfig
+from engines.calls import Ask
 from engines.harness import Pair, eventually, new_id, prompt_of, running
 
 from kvpush.core.events import TransferRecord
 from kvpush.runtime.recordfile import read_records
+from kvpush.sim.orders import EngineConfig
 from kvpush.vllm.settings import Push
 
 pytestmark = pytest.mark.engine

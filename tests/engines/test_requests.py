@@ -1,11 +1,14 @@
 """What clients ask for: several choices and prompts, stop tokens, log probabilities, many at once."""
 
 import random
+import time
 from dataclasses import replace
 
 import pytest
 from engines.calls import Ask
-from engines.harness import Pair, new_id, prompt_of
+from engines.harness import Pair, eventually, new_id, prompt_of
+
+from kvpush.vllm.lull import LONGEST_MS
 
 pytestmark = pytest.mark.engine
 
@@ -114,5 +117,22 @@ def test_engines_stay_usable_after_parameters_that_make_no_sense(pair: Pair) -> 
         assert answer.tokens == expected.tokens
 
     (answer,) = pair.ask(replace(ask, request_id=new_id()))
+    assert answer.tokens == expected.tokens
+    pair.assert_nothing_held()
+
+
+def test_decode_engine_takes_few_steps_while_a_request_waits(pair: Pair) -> None:
+    prefill, decode = pair.legs(Ask(request_id=new_id(), prompt=prompt_of(70, seed=6)))
+    (expected,) = pair.plain(replace(decode, params=None))
+    pair.decode.add(decode)
+    eventually(lambda: pair.decode.look().free_blocks < pair.decode.ready.free_blocks)
+
+    began, before = time.monotonic(), pair.decode.look().steps
+    eventually(lambda: pair.decode.look().steps > before + 200)
+    took_s = time.monotonic() - began
+    pair.prefill.ask(prefill)
+    (answer,) = pair.decode.collect(decode)
+
+    assert took_s > 150 * LONGEST_MS / 1000
     assert answer.tokens == expected.tokens
     pair.assert_nothing_held()

@@ -3,37 +3,16 @@
 from collections.abc import Iterator
 
 import pytest
-from engines.scheduler_rig import Overlap, SchedulerRig, key_of, receiving, reported
+from engines.scheduler_rig import Overlap, Ranks, SchedulerRig, key_of, receiving, reported
 
 from kvpush.core.commands import Receive
 from kvpush.core.errors import Reason
-from kvpush.core.events import Event, Outcome, PrefillBegun, ReceiveEnded
-from kvpush.core.ids import Address, RequestId
-from kvpush.runtime.local import Outlet
+from kvpush.core.events import Outcome, PrefillBegun, ReceiveEnded
+from kvpush.core.ids import RequestId
 from kvpush.vllm.first_token_scheduler import FirstTokenScheduler
-from kvpush.vllm.metadata import RankAddress, RankReport
+from kvpush.vllm.metadata import RankReport
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-class Ranks:
-    """Outlets of two ranks, and the scheduler that listens to them."""
-
-    def __init__(self, rig: SchedulerRig) -> None:
-        self.rig = rig
-        self.outlets = [Outlet(), Outlet()]
-        ranks = [RankAddress(Address("127.0.0.1", 1), outlet.path) for outlet in self.outlets]
-        rig.connector.set_xfer_handshake_metadata_pp_aware({(0, index): rank for index, rank in enumerate(ranks)})
-
-    def say(self, *events: Event, ranks: int = 2) -> None:
-        """As many ranks as that say something."""
-        for outlet in self.outlets[:ranks]:
-            outlet.send(events)
-
-    def close(self) -> None:
-        self.rig.connector.shutdown()
-        for outlet in self.outlets:
-            outlet.close()
 
 
 @pytest.fixture(params=Overlap)

@@ -1,4 +1,4 @@
-"""What connector hooks cost the engines' threads during one cell, from the counters of hooktimes.py."""
+"""What CPU connector hooks cost the engines' threads during one cell, from the counters of hooktimes.py."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ _STEP = "build_connector_meta"
 
 @dataclass(frozen=True)
 class Spent:
-    """In the hooks of one engine: microseconds, and the steps it took meanwhile."""
+    """In the hooks of one engine: microseconds of CPU, the steps it took meanwhile, and the longest call."""
 
     us: float
     steps: int
@@ -43,13 +43,13 @@ class HookMeter:
 
     def _spent(self, engine: str) -> Spent:
         before, after = self._before[engine], _read(self._folder, engine)
-        us = sum(time.total_us - _known(before, hook).total_us for hook, time in after.items())
+        us = sum(time.cpu_us - _known(before, hook).cpu_us for hook, time in after.items())
         steps = _known(after, _STEP).calls - _known(before, _STEP).calls
         return Spent(us, steps, max((time.longest_us for time in after.values()), default=0.0))
 
 
 def _known(times: dict[str, HookTime], hook: str) -> HookTime:
-    return times.get(hook) or HookTime(calls=0, total_us=0.0, longest_us=0.0)
+    return times.get(hook) or HookTime(calls=0, cpu_us=0.0, longest_us=0.0)
 
 
 def _read(folder: Path, engine: str) -> dict[str, HookTime]:

@@ -43,7 +43,8 @@ class Sample(msgspec.Struct, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Time in connector hooks on the engines' threads, in microseconds, and CPU of all processes in cores."""
+    """CPU in connector hooks on the engines' threads, in microseconds; how long the longest call took, whatever it
+    did meanwhile; and CPU of all processes in cores."""
 
     prefill_us_per_request: float
     prefill_us_per_step: float

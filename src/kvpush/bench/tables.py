@@ -78,8 +78,21 @@ def _splits(rows: list[Row]) -> Table:
 
 
 def _costs(rows: list[Row]) -> Table:
-    table = Table(title="microseconds in connector hooks on engine threads; CPU of the whole cluster; descriptors")
-    names = ("input", "load", "connector", "P/request", "P/step", "D/request", "D/step", "longest", "cores", "desc")
+    table = Table(
+        title="microseconds of CPU in connector hooks on engine threads; cores of the whole cluster; descriptors"
+    )
+    names = (
+        "input",
+        "load",
+        "connector",
+        "P/request",
+        "P/step",
+        "D/request",
+        "D/step",
+        "longest",
+        "cores",
+        "desc",
+    )
     for name in names:
         table.add_column(name, justify="left" if name in ("load", "connector") else "right")
     for row in rows:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvpush.cli.results import writable, write_json
 from kvpush.core.errors import ConfigError
 from kvpush.core.mode import Mode
 
@@ -16,7 +17,7 @@ _WIDTH = 160
 def bench_faults_command(
     kind: Annotated[list[str] | None, typer.Option(help="Only this kind of fault; may be repeated.")] = None,
     mode: Annotated[list[Mode] | None, typer.Option(help="Only this mode; may be repeated. [default: both]")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write every cell here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", callback=writable, help="Write every cell here.")] = None,
 ) -> None:
     """Try every fault at every moment of a transfer, under both failure policies, in push and in pull.
 
@@ -24,7 +25,6 @@ def bench_faults_command(
     links and the engines' schedulers are simulated. No GPU, no vLLM and no NIXL are needed. Exit status 1 when a
     request did not end, blocks were leaked, or bytes were wrong.
     """
-    import msgspec
     from rich.progress import track
 
     from kvpush.bench.faults.kinds import KINDS
@@ -38,8 +38,7 @@ def bench_faults_command(
     cells = [
         cell for each in track(kinds, "faults", console=console, transient=True) for cell in run_matrix([each], modes)
     ]
-    if json_file:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(cells), indent=1))
+    write_json(json_file, cells)
     if not console.is_terminal:
         console.width = max(console.width, _WIDTH)
     for each_mode in modes:

@@ -37,6 +37,8 @@ _VLLM_NAMES = {
 }
 FIRST_TOKEN_ARGS = ("--scheduler-cls", "kvpush.vllm.first_token_scheduler.FirstTokenScheduler")
 """What lets a decode engine begin with the token that the prefill engine has sampled."""
+FORWARD_ARGS = ("--first-token", "forward")
+"""What lets a router send that token to clients before the decode engine has the prompt."""
 
 _PORTS_PER_ENGINE = 16  # API, then the side channel: rank r listens on its base port + r
 
@@ -78,6 +80,10 @@ class ClusterSpec:
             raise ConfigError("prefill", f"{self.prefill} engines", "Use at least 1, or --connector none.")
         if self.decode < 1:
             raise ConfigError("decode", f"{self.decode} engines", "Use at least 1.")
+        if not 0 <= self.port < 65536:
+            raise ConfigError("port", f"{self.port} is no TCP port", "Use 1..65535, or 0 for any free one.")
+        if self.block_size is not None and self.block_size < 1:
+            raise ConfigError("block_size", f"{self.block_size} tokens", "Use at least 1, or leave it out.")
 
 
 @dataclass(frozen=True)

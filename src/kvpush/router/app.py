@@ -46,9 +46,11 @@ def _service_context(config: RouterConfig) -> Callable[[web.Application], AsyncI
     async def context(app: web.Application) -> AsyncIterator[None]:
         service = Service(config)
         app[SERVICE] = service
-        service.start()
-        yield
-        await service.aclose()
+        try:
+            service.start()
+            yield
+        finally:
+            await service.aclose()
 
     return context
 

@@ -66,7 +66,7 @@ class Service:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.legs.aclose()
         await self.fleet.aclose()
-        await self.upstream.aclose()
+        self.upstream.close()
 
     async def health(self, request: web.Request) -> web.Response:
         """200 when a request could be served now; else 503 and the reasons."""

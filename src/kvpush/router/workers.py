@@ -10,12 +10,14 @@ import signal
 import socket
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FrameType
 
 import msgspec
 
 from kvpush.core.errors import ConfigError, KVPushError
 from kvpush.router.config import RouterConfig
+from kvpush.router.enginefile import read_engines
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +25,11 @@ logger = logging.getLogger(__name__)
 def run_workers(config: RouterConfig, log_level: int) -> None:
     """Serve with `config.workers` processes until SIGINT or SIGTERM, or until one of them dies.
 
-    Raises `ConfigError` when the port cannot be shared, `KVPushError` when a worker died.
+    Raises `ConfigError` when the port cannot be shared or the engines file not be read, `KVPushError` when a worker
+    died.
     """
+    if config.engines_file:
+        read_engines(Path(config.engines_file))
     with reserve(config) as reserved:
         config = msgspec.structs.replace(config, port=reserved.getsockname()[1])
         spawn = multiprocessing.get_context("spawn")
@@ -70,8 +75,9 @@ def _supervise(workers: list[BaseProcess]) -> None:
     try:
         for worker in workers:
             worker.start()
-        wait([worker.sentinel for worker in workers])
-        dead = next(worker for worker in workers if not worker.is_alive())
+        ended = wait([worker.sentinel for worker in workers])
+        dead = next(worker for worker in workers if worker.sentinel in ended)
+        dead.join()  # its sentinel may be seen a moment before its status
         raise KVPushError(f"{dead.name} ended with status {dead.exitcode}; the other workers are stopped")
     except _Stopped:
         logger.info("stopping %d workers", len(workers))

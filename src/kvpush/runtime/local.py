@@ -7,6 +7,7 @@ nobody but the engine's user can enter: whoever can speak here can make the engi
 
 import logging
 import os
+import select
 import socket
 import tempfile
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvpush.core.events import Event, Found, Outcome, PrefillBegun, ReceiveEnded
+from kvpush.core.events import BlocksSafe, Event, Found, Outcome, PrefillBegun, ReceiveEnded, SourceFree
 
 logger = logging.getLogger("kvpush.transfer")
 
@@ -22,8 +23,14 @@ Heard = PrefillBegun | Found | ReceiveEnded
 """What is worth being heard at once. Of receives only those that were delivered: of a failed one vLLM has to be told
 with a step."""
 
+
+class Nudge(msgspec.Struct, frozen=True, tag=True):
+    """Something has ended of which only a step can tell: it is worth taking one."""
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[Heard])
+_decoder = msgspec.msgpack.Decoder(list[Heard | Nudge])
+_ENDS = (ReceiveEnded, SourceFree, BlocksSafe)
 _MOST_BYTES = 64 << 10
 _PER_MESSAGE = 100
 
@@ -43,7 +50,9 @@ class Outlet:
 
     def send(self, events: Iterable[Event]) -> None:
         """Tell what is worth it."""
-        said = [event for event in events if _is_urgent(event)]
+        events = list(events)
+        said: list[Event | Nudge] = [event for event in events if _is_urgent(event)]
+        said += [Nudge()] if any(isinstance(event, _ENDS) for event in events) else []
         messages = [_encoder.encode(said[i : i + _PER_MESSAGE]) for i in range(0, len(said), _PER_MESSAGE)]
         try:
             peer = self._peer = self._peer or self._accept()
@@ -80,6 +89,18 @@ class Inlet:
         self.ranks = len(paths)
         self._sockets = [found for path in paths if path and (found := _connect(path)) is not None]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether there are ranks, and all of them can be heard."""
+        return 0 < self.ranks == len(self._sockets)
+
+    def wait(self, longest_ms: int) -> bool:
+        """Wait for something to be said, and return whether something was. Takes nothing."""
+        poller = select.poll()
+        for peer in self._sockets:
+            poller.register(peer, select.POLLIN)
+        return bool(poller.poll(longest_ms))
+
     def take(self) -> list[Heard]:
         """What has been said since the last call, each event once per rank."""
         return [event for peer in self._sockets for event in self._take_from(peer)]
@@ -88,7 +109,7 @@ class Inlet:
         heard: list[Heard] = []
         try:
             while message := peer.recv(_MOST_BYTES):
-                heard += _decoder.decode(message)
+                heard += [said for said in _decoder.decode(message) if not isinstance(said, Nudge)]
         except BlockingIOError:
             return heard
         except OSError:

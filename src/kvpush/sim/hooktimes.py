@@ -1,4 +1,6 @@
-"""Time that an engine's threads spend in connector hooks, for any connector: wraps the hooks from outside.
+"""CPU that connector hooks take of an engine's threads, for any connector: wraps the hooks from outside.
+
+A hook that waits costs no CPU, but holds its thread up: so the longest call is noted by the clock on the wall.
 
 Loaded into each engine process by vLLM (`vllm.general_plugins`); does nothing unless `KVPUSH_HOOK_TIMES` names a
 folder. Counters live in a memory-mapped file, so that they can be read at any moment and outlive a killed process.
@@ -43,15 +45,16 @@ WORKER_HOOKS = (
     "clear_connector_metadata",
 )
 HOOKS = SCHEDULER_HOOKS + WORKER_HOOKS
-_FIELDS = 3  # calls, total ns, longest ns
+_FIELDS = 3  # calls, ns of CPU, longest ns
 _BYTES = len(HOOKS) * _FIELDS * 8
 
 
 class HookTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one hook in one process. `longest_us` is since its start."""
+    """Of one hook in one process, since that began: `cpu_us` of the threads that called it, and how long the longest
+    call took, whatever it did meanwhile."""
 
     calls: int
-    total_us: float
+    cpu_us: float
     longest_us: float
 
 
@@ -73,16 +76,17 @@ class HookClock:
 
     def wrap(self, hook: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """`call`, timed as `hook`."""
-        slots, first, clock = self._slots, HOOKS.index(hook) * _FIELDS, time.perf_counter_ns
+        slots, first = self._slots, HOOKS.index(hook) * _FIELDS
+        wall, cpu = time.perf_counter_ns, time.thread_time_ns
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            start = clock()
+            began, used = wall(), cpu()
             try:
                 return call(*args, **kwargs)
             finally:
-                took = clock() - start
+                used, took = cpu() - used, wall() - began
                 slots[first] += 1
-                slots[first + 1] += took
+                slots[first + 1] += used
                 if took > slots[first + 2]:
                     slots[first + 2] = took
 
@@ -94,7 +98,7 @@ def read_clock(path: Path) -> dict[str, HookTime]:
     slots = memoryview(path.read_bytes()).cast("q")
     rows = {hook: slots[i * _FIELDS : (i + 1) * _FIELDS] for i, hook in enumerate(HOOKS)}
     return {
-        hook: HookTime(calls=row[0], total_us=row[1] / 1e3, longest_us=row[2] / 1e3)
+        hook: HookTime(calls=row[0], cpu_us=row[1] / 1e3, longest_us=row[2] / 1e3)
         for hook, row in rows.items()
         if row[0]
     }

@@ -7,6 +7,7 @@ window layers, which costs memory, and we say how much.
 """
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +35,7 @@ from kvpush.core.ids import Address, Key, Target
 from kvpush.core.params import receive_params
 from kvpush.runtime.local import Inlet
 from kvpush.vllm.first_token import FirstTokens
+from kvpush.vllm.lull import LONGEST_MS, Lull
 from kvpush.vllm.metadata import RankAddress, StepCommands
 from kvpush.vllm.metrics import EngineMetrics, EngineStats
 from kvpush.vllm.ranks import engine_group, ranks_per_engine
@@ -43,6 +45,7 @@ from kvpush.vllm.settings import Push, read_settings
 from kvpush.vllm.worker_side import WorkerSide
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -80,6 +83,7 @@ class KVPushConnector(KVConnectorBase_V1):
                 self.first_tokens,
                 settings.keeping,
                 ranks_per_engine(vllm_config),
+                _choose_lull(vllm_config),
                 self._stats.refuse,
                 self._free_blocks_of,
             )
@@ -137,6 +141,11 @@ class KVPushConnector(KVConnectorBase_V1):
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Called before the scheduler acts on what the workers report."""
         self._scheduling.filter_output(connector_output)
+
+    def take_events(self) -> Iterable["KVCacheEvent"]:
+        """The results of a step have been taken in. Of the cache there is nothing to tell."""
+        self._scheduling.step_ended()
+        return ()
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request is done; keep its blocks if they are to be sent."""
@@ -244,6 +253,12 @@ def _check_supported(config: VllmConfig) -> None:
 def _choose_push(wanted: Push, config: VllmConfig) -> Push:
     """Draft layers are computed after the forward pass, and again when their draft is refused."""
     return wanted if config.speculative_config is None else Push.WHOLE
+
+
+def _choose_lull(config: VllmConfig) -> Lull:
+    """Data parallel ranks take their steps together: none may hold up the others."""
+    longest_ms = LONGEST_MS if config.parallel_config.data_parallel_size == 1 else 0
+    return Lull(config.max_concurrent_batches, longest_ms)
 
 
 def _warn_of_lost_capacity(cache_config: KVCacheConfig) -> None:

@@ -8,6 +8,7 @@ from kvpush.core.events import Purpose
 from kvpush.core.ids import Key, Target
 from kvpush.core.layout import Blocks
 from kvpush.core.mode import Mode
+from kvpush.vllm.first_token import FirstTokens
 
 
 class Stage(Enum):
@@ -61,6 +62,12 @@ class Receiving:
         self.released = False  # vLLM has finished the request and waits for its blocks only
 
     @property
+    def waits(self) -> bool:
+        """Whether vLLM can do nothing with the request before a transfer thread has said something of it."""
+        waits = self.stage in (Stage.ASKING, Stage.MOVING) or (self.stage is Stage.KNOWN and not self.begun)
+        return waits and not self.released
+
+    @property
     def reused(self) -> int:
         """How many tokens of an earlier turn have come."""
         came = self.stage is Stage.OVER and bool(self.blocks) and not self.lost
@@ -71,3 +78,11 @@ def computes_itself(request: Request) -> bool:
     """Requests whose prompt this engine has to compute, whoever else has: it needs logits for all of it, it has
     been there before, or the prompt is not complete yet."""
     return bool(request.skip_reading_prefix_cache or request.num_preemptions or request.resumable)
+
+
+def least_tokens(record: Receiving, block_size: int, first_tokens: FirstTokens) -> int:
+    """How many tokens are worth to be sent: a block of an earlier turn. Of a prompt vLLM computes the last token in any
+    case, to sample from it, unless it begins with a first token that comes with that one."""
+    if record.purpose is Purpose.CONVERSATION:
+        return block_size
+    return 1 if first_tokens.may_use(record.request) else 2

@@ -33,8 +33,9 @@ from kvpush.vllm.first_token import FirstTokens
 from kvpush.vllm.keeping_side import KeepingSide
 from kvpush.vllm.kept import KeptBlocks
 from kvpush.vllm.keys import sub_key
+from kvpush.vllm.lull import Lull
 from kvpush.vllm.metadata import RankReport
-from kvpush.vllm.receiving import Receiving, Stage, computes_itself
+from kvpush.vllm.receiving import Receiving, Stage, computes_itself, least_tokens
 from kvpush.vllm.reserve import Reserve
 from kvpush.vllm.sending_side import Handover, SendingSide
 from kvpush.vllm.settings import Keeping, Push
@@ -65,11 +66,13 @@ class SchedulerSide:
         first_tokens: FirstTokens,
         keeping: Keeping,
         ranks: int,
+        lull: Lull,
         refused: Callable[[Reason], None],
         free: Callable[[Request], None],
     ) -> None:
-        """`block_sizes`: tokens per block of each cache group. `ranks`: workers that report. `refused` counts requests
-        with bad parameters; `free` gives all blocks of a waiting request back to vLLM's pool."""
+        """`block_sizes`: tokens per block of each cache group. `ranks`: workers that report. `lull`: how long a step
+        without work may wait. `refused` counts requests with bad parameters; `free` gives all blocks of a waiting
+        request back to vLLM's pool."""
         self._may_send = bool(transfer.is_kv_producer)
         self._may_receive = bool(transfer.is_kv_consumer)
         self._role = str(transfer.kv_role)
@@ -84,6 +87,7 @@ class SchedulerSide:
         self._sending = SendingSide(push, block_sizes, self._say)
         self._keeping = KeepingSide(keeping, block_sizes, self._say)
         self._ranks = ranks
+        self._lull = lull
         self._refused = refused
         self._free = free
         self.quarantine = KeptBlocks()
@@ -110,6 +114,7 @@ class SchedulerSide:
     # requests -------------------------------------------------------------------------------------------
     def request_added(self, request: Request) -> None:
         """A request has arrived; one with parameters we cannot use goes on as if it had none."""
+        self._lull.request_added(request.request_id)
         try:
             self._admit(request)
         except ConfigError as error:
@@ -140,6 +145,9 @@ class SchedulerSide:
         if reference is None or digests == NO_DIGESTS:
             return
         key, name = sub_key(reference.key, request.request_id), RequestId(request.request_id)
+        if any(record.key == key for record in self._receiving.values()):
+            self._refused(Reason.DUPLICATE_KEY)  # the first to ask gets it; ending this one must not end that
+            return
         self._receiving[name] = Receiving(request, key, reference.target, Purpose.CONVERSATION)
         self._say(Expect(key, name, reference.target))
         self._say(Inquire(key, name, reference.target, digests))
@@ -173,17 +181,12 @@ class SchedulerSide:
             return None
         record.computed = computed
         missing = record.end - computed
-        if missing < self._least_tokens(record):
+        if missing < least_tokens(record, min(self._block_sizes), self._first_tokens):
             return 0
         if record.begun or self._reserve.allows(missing):
             return missing
         self._hear()
         return missing if record.begun else None
-
-    def _least_tokens(self, record: Receiving) -> int:
-        """What is worth to be sent. Of a whole prompt vLLM computes the last token in any case, to sample from it; less
-        than a block of an earlier turn is not."""
-        return 2 if record.purpose is Purpose.PROMPT else min(self._block_sizes)
 
     def blocks_allocated(self, request: Request, blocks: "KVCacheBlocks", remote_tokens: int) -> None:
         """vLLM has allocated blocks, `remote_tokens` of them for us to fill."""
@@ -214,9 +217,27 @@ class SchedulerSide:
 
     def step(self, output: "SchedulerOutput") -> StepFinals:
         """A step has been scheduled: what it makes final of prompts that are to be sent."""
+        tokens = output.total_num_scheduled_tokens
         self._watch_newcomers()
-        self._keeping.step(output.total_num_scheduled_tokens)
-        return self._sending.step(output)
+        self._keeping.step(tokens)
+        finals = self._sending.step(output)
+        self._lull.step_scheduled(tokens)
+        if not (self._commands or tokens):
+            self._wait()
+        return finals
+
+    def _wait(self) -> None:
+        """For news, in a step without work; without them vLLM would come back to ask at once."""
+        waiting = sum(record.waits for record in self._receiving.values())
+        ours = self.open_requests + len(self.quarantine)
+        wait_ms = self._lull.wait_ms(waiting) if ours and self._inlet.is_whole else 0
+        if wait_ms and self._inlet.wait(wait_ms):
+            self._lull.heard()
+            self._hear()
+
+    def step_ended(self) -> None:
+        """vLLM has taken in the results of a step."""
+        self._lull.step_ended()
 
     def _watch_newcomers(self) -> None:
         """Ask for a word about requests that have come and have got no blocks: they may have to wait for it."""
@@ -228,6 +249,7 @@ class SchedulerSide:
 
     def request_finished(self, request: Request, blocks: tuple[list[int], ...]) -> Handover | None:
         """vLLM is done with a request. None lets vLLM free its blocks (unless they are still being received)."""
+        self._lull.request_finished(request.request_id)
         reused = self._end_receiving(request.request_id)
         self._keeping.fed(request.request_id)
         self._keeping.finished(request, blocks)

@@ -34,7 +34,7 @@ class Push(StrEnum):
 
     WHOLE = "whole"  # when its request has finished
     PROGRESSIVE = "progressive"  # chunk by chunk, each when its forward pass is done
-    LAYERWISE = "layerwise"  # and within a forward pass a few layers at a time, where it is long enough
+    LAYERWISE = "layerwise"  # and within a forward pass a few layers at a time, where that pays
 
 
 class Keeping(NamedTuple):
@@ -64,7 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     poll_us: int = 100
     switch_us: int = 500
     mode: ModeSetting = ModeSetting.PUSH
-    push: Push = Push.WHOLE
+    push: Push = Push.LAYERWISE
     keep_share: float = 0.3
     keep_s: float = 300.0
     reserve_early: float = 0.5
