@@ -11,6 +11,7 @@ from json import detect_encoding
 import msgspec
 from aiohttp import web
 
+from kvpush.router.ahead import Ahead
 from kvpush.router.answers import Answer, Cause, LegFailed, RequestRefused, broken_leg, error_answer
 from kvpush.router.body import OWNED, encode, parse_fields, strip_owned
 from kvpush.router.idle import IdleTimeout
@@ -50,7 +51,7 @@ class _Response(web.StreamResponse):
 class Relay:
     """One answer on its way to a client. `run()` it once; then `ending` says how it went, and `failure` why."""
 
-    def __init__(self, request: web.Request, stream: Stream, headers: Mapping[str, str]) -> None:
+    def __init__(self, request: web.Request, stream: Stream | Ahead, headers: Mapping[str, str]) -> None:
         self.ending = Ending.CLIENT_LEFT
         self.failure: LegFailed | None = None
         self._request = request

@@ -18,10 +18,11 @@ from kvpush.router.asked import parse_asked
 from kvpush.router.body import Route
 from kvpush.router.config import EngineRole, RouterConfig
 from kvpush.router.discovery import poll_once
+from kvpush.router.dispatch import Dispatch, Path
 from kvpush.router.engine import Engine
 from kvpush.router.fleet import Fleet
 from kvpush.router.journey import new_transfer_id
-from kvpush.router.pair import Delivery, Dispatch, Legs, Path
+from kvpush.router.pair import Delivery, Legs
 from kvpush.router.timeline import Timeline
 from kvpush.router.upstream import Upstream
 
@@ -92,7 +93,8 @@ class SelfCheck:
             return "the decode engine's /metrics does not count tokens from other engines"
         delivery = await self._ask(prefill, decode)
         try:
-            await delivery.stream.read_rest()
+            while await delivery.stream.next_chunk():
+                pass
             delivery.finish()
         finally:
             delivery.close()
