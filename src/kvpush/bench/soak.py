@@ -31,6 +31,7 @@ _SAY_S = 20.0
 _LONGEST = 2048
 _ROOM = 1120  # for what a client adds, and its answer
 _TURNS = 64  # that are remembered
+_SHORTEST = (3,)
 _FIRST_TOKENS = "kvpush.vllm.first_token_scheduler.FirstTokenScheduler"
 _PROTOCOL = {
     "lease_s": 6.0,
@@ -276,17 +277,23 @@ class _Soak:
                 part.say(Tell())
 
     def _settle(self) -> None:
-        """Wait until every block is free again."""
+        """Wait until every block is free again. Blocks that were kept for a next turn go with an engine's next step."""
         self._fleet.wait_for_the_living()  # those that died by themselves are counted, and must not end the count
         deadline = time.monotonic() + self._options.settle_s
         while True:
             self._look(time.monotonic())
+            self._wake()
             for _ in range(20):
                 for heard in self._fleet.hear(_TURN_S):
                     self._hear(heard)
             if not self._held() or time.monotonic() >= deadline:
                 self._report.leaked_blocks = self._held()
                 return
+
+    def _wake(self) -> None:
+        for part in self._fleet.parts:
+            if part.ready:
+                part.say(Submit(name=f"wake-{time.monotonic_ns()}", prompt=_SHORTEST, max_tokens=1))
 
     def _held(self) -> int:
         held = 0

@@ -75,8 +75,7 @@ class Sender:
         if command.key not in self._transfers:
             return
         transfer = self._mine(command.key, command.request_id, now)
-        transfer.begun = True
-        transfer.at.setdefault("begun", now)
+        transfer.begin(now)
         self._step(transfer, SendInput.BEGIN, now)
 
     def sampled(self, command: Sampled, now: float) -> None:
@@ -255,16 +254,10 @@ class Sender:
         if transfer.state is Send.DRAINING:
             self._step(transfer, SendInput.STOPPED, now)
         elif transfer.state is Send.WRITING and transfer.committed:
-            transfer.at["written"] = now
-            self._note_pace(transfer)
-            transfer.end_with(Outcome.DELIVERED, Reason.OK, "")
+            transfer.written(now)
             self._step(transfer, SendInput.COMPLETE, now)
         elif transfer.state is Send.WRITING:
             self._step(transfer, SendInput.PAUSE, now)
-
-    def _note_pace(self, transfer: Sending) -> None:
-        if transfer.caller is not None:
-            transfer.caller.note_pace(transfer.nbytes, transfer.wire_s)
 
     # time -----------------------------------------------------------------------------------------------
     def tick(self, now: float) -> list[Caller]:

@@ -139,6 +139,17 @@ def monitor_events(monitor: Socket) -> list[tuple[int, int]]:
     return happened
 
 
+def connection_of(part: zmq.Frame) -> int | None:
+    """The file descriptor of the connection that a message came by; None where ZeroMQ does not say.
+
+    It does not for peers that speak ZMTP 1.0 or 2.0, as random bytes may seem to.
+    """
+    try:
+        return int(part.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
+
+
 def readable(socket: Socket) -> bool:
     """Whether a receive would return at once. Unlike a receive, it does not let go of the GIL, which a busy engine
     thread may then keep for a whole switch interval."""

@@ -145,6 +145,9 @@ class SchedulerSide:
         if reference is None or digests == NO_DIGESTS:
             return
         key, name = sub_key(reference.key, request.request_id), RequestId(request.request_id)
+        if any(record.key == key for record in self._receiving.values()):
+            self._refused(Reason.DUPLICATE_KEY)  # the first to ask gets it; ending this one must not end that
+            return
         self._receiving[name] = Receiving(request, key, reference.target, Purpose.CONVERSATION)
         self._say(Expect(key, name, reference.target))
         self._say(Inquire(key, name, reference.target, digests))
