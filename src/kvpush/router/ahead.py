@@ -52,6 +52,11 @@ class Ahead:
         """True once the last event is here."""
         return self._stream is not None and self._overlap.is_over and self._stream.said_done
 
+    @property
+    def is_complete(self) -> bool:
+        """True once nothing will come after what was handed over last."""
+        return self._stream is not None and self._overlap.is_over and self._stream.is_complete
+
     async def next_chunk(self) -> bytes:
         """More of the answer, b"" at its end. Raises `LegFailed` when it breaks off, or contradicts the token."""
         if self._stream is not None and self._overlap.is_over:

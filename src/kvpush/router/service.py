@@ -156,6 +156,8 @@ class Service:
     async def _body(self, request: web.Request) -> bytes:
         """The whole body. Raises `RequestRefused` when it is too long or too slow."""
         try:
+            if request.content.is_eof():  # it came with the head: most do, and need no timer
+                return await request.read()
             async with asyncio.timeout(self.config.body_timeout_s):
                 return await request.read()
         except web.HTTPRequestEntityTooLarge:

@@ -127,6 +127,11 @@ class Stream:
         return self.content_type.startswith("text/event-stream")
 
     @property
+    def is_complete(self) -> bool:
+        """True once nothing will come after what was handed over last."""
+        return self._connection.answer.is_complete and not self._connection.answer.buffered_bytes
+
+    @property
     def said_done(self) -> bool:
         """True once the last event of OpenAI's streams is here; clients may leave without waiting for more."""
         return self.last.endswith(_LAST_EVENT)
