@@ -3,7 +3,7 @@
 import json
 import signal
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
@@ -19,13 +19,18 @@ pytest.importorskip("vllm")
 
 TEXT = "The five boxing wizards jump quickly; pack my box. " * 6
 COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": TEXT, "max_tokens": 12, "temperature": 0}
-CHAT: dict[str, Any] = {
-    "model": "tiny",
-    "messages": [{"role": "user", "content": TEXT}],
-    "max_tokens": 12,
-    "temperature": 0,
-}
-ROUTES = [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)]
+
+
+def completion(number: int) -> dict[str, Any]:
+    return {**COMPLETION, "prompt": f"{number} {TEXT}"}
+
+
+def chat(number: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"{number} {TEXT}"}]
+    return {"model": "tiny", "messages": messages, "max_tokens": 12, "temperature": 0}
+
+
+ROUTES = [("/v1/completions", completion), ("/v1/chat/completions", chat)]
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +99,15 @@ def outcomes(cluster: Cluster) -> dict[str, float]:
     return {line.split('"')[1]: float(line.rpartition(" ")[2]) for line in ours}
 
 
-@pytest.mark.parametrize(("route", "body"), ROUTES, ids=["completion", "chat"])
+@pytest.mark.parametrize(("route", "question"), ROUTES, ids=["completion", "chat"])
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_streams_are_those_of_one_engine_with_their_beginning_from_prefill(
-    cluster: Cluster, route: str, body: dict[str, Any], temperature: float
+    cluster: Cluster, route: str, question: Callable[[int], dict[str, Any]], temperature: float
 ) -> None:
+    """Each question twice: the second time the decode engine has nearly all of it."""
     early = 0
-    for turn in range(6):
-        asked = {**body, "cache_salt": f"{temperature} {turn % 3}", "temperature": temperature}
+    for turn in range(16):
+        asked = {**question(turn % 8), "cache_salt": str(temperature), "temperature": temperature}
         through = Stream(cluster.url, route, **asked)
         early += through.is_early
         chunks = through.rest()
@@ -109,8 +115,8 @@ def test_streams_are_those_of_one_engine_with_their_beginning_from_prefill(
         if not temperature:
             alone = Stream(cluster.decode[0].url, route, **{**asked, "cache_salt": f"alone {turn}"}).rest()
             assert shape_of(chunks) == shape_of(alone)
-        assert chunks[-1]["usage"]["completion_tokens"] == 12
-    assert early > 0
+        assert chunks[-1]["usage"]["completion_tokens"] <= 12
+    assert early or question is chat, "a chat's first token is sent early only when it is a letter or digit"
     wait_until(lambda: outcomes(cluster).get("forwarded", 0) >= early)
     assert not {"contradicted", "unconfirmed"} & outcomes(cluster).keys()
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -49,7 +49,7 @@ CHAT_SAMPLED = prefill_with(WHO, delta("length", content="Hello"))
 
 
 @contextlib.asynccontextmanager
-async def forwarding(prefill: Script, decode: Script, label: str = "used", **settings: Any) -> Any:
+async def forwarding(prefill: Script, decode: Script, label: str = "used", **settings: Any) -> AsyncIterator[Rig]:
     """A router that sends first tokens early, to a decode engine that says it begins with them."""
     async with rigged([prefill], [decode], first_token=FirstTokenMode.FORWARD, ready=False, **settings) as rig:
         rig.decode.engine_id = f'd0",first_token="{label}'
