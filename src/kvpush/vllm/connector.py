@@ -33,7 +33,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvpush.core.errors import ConfigError
 from kvpush.core.ids import Address, Key, Target
 from kvpush.core.params import receive_params
-from kvpush.runtime.local import Inlet
+from kvpush.runtime.local import SchedulerEnd
 from kvpush.vllm.first_token import FirstTokens
 from kvpush.vllm.lull import LONGEST_MS, Lull
 from kvpush.vllm.metadata import RankAddress, StepCommands
@@ -135,8 +135,7 @@ class KVPushConnector(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """The commands that ride on this step."""
-        finals = self._scheduling.step(scheduler_output)
-        return StepCommands(self._scheduling.take_commands(), finals)
+        return self._scheduling.step(scheduler_output)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Called before the scheduler acts on what the workers report."""
@@ -183,12 +182,12 @@ class KVPushConnector(KVConnectorBase_V1):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """The workers' addresses: that of the first one is the engine's. All of them are listened to directly."""
+        """The workers' addresses: that of the first one is the engine's. All of them are spoken to directly."""
         first = metadata.get((0, 0))
         if isinstance(first, RankAddress):
             self._address = first.address
-        ranks = [rank for rank in metadata.values() if isinstance(rank, RankAddress)]
-        self._scheduling.listen(Inlet(rank.local_path for rank in ranks))
+        ranks = (metadata[place] for place in sorted(metadata))  # the order of `Rank.index`
+        self._scheduling.connect(SchedulerEnd(getattr(rank, "local_path", "") for rank in ranks))
 
     # worker ---------------------------------------------------------------------------------------------
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
