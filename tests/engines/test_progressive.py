@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from engines.calls import Ask
 from engines.harness import Pair, eventually, new_id, prompt_of, running
+from engines.mortal import counted
 
 from kvpush.core.events import TransferRecord
 from kvpush.runtime.recordfile import read_records
@@ -100,8 +101,9 @@ def test_pair_answers_as_one_engine_when_the_decode_engine_has_a_part(pair: Pair
 
 
 @pytest.mark.long
-def test_pair_answers_as_one_engine_while_the_prefill_engine_is_short_of_blocks(pair: Pair) -> None:
-    """Prompts and answers of other clients do not fit into the prefill engine at once."""
+def test_pair_answers_as_one_engine_while_the_prefill_engine_is_short_of_blocks(pair: Pair, push: Push) -> None:
+    """Prompts and answers of other clients do not fit into the prefill engine at once: it preempts prompts of which
+    some chunks have been written, and computes and writes them again."""
     lengths = random.Random(3).sample(range(200, 900), 12)
     asks = [Ask(request_id=new_id(), prompt=prompt_of(length, seed=length)) for length in lengths]
     expected = [answer.tokens for answer in pair.plain(*asks)]
@@ -112,6 +114,8 @@ def test_pair_answers_as_one_engine_while_the_prefill_engine_is_short_of_blocks(
     answers = pair.ask(*[Ask(request_id=new_id(), prompt=ask.prompt) for ask in asks])
     pair.prefill.collect(*others)
 
+    if push is not Push.WHOLE:
+        assert counted(pair.prefill, "retracted"), "no prompt was preempted between two of its chunks"
     assert [answer.tokens for answer in answers] == expected
     pair.assert_nothing_held()
 
