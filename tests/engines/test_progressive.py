@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,9 +102,8 @@ def test_pair_answers_as_one_engine_when_the_decode_engine_has_a_part(pair: Pair
 
 
 @pytest.mark.long
-def test_pair_answers_as_one_engine_while_the_prefill_engine_is_short_of_blocks(pair: Pair, push: Push) -> None:
-    """Prompts and answers of other clients do not fit into the prefill engine at once: it preempts prompts of which
-    some chunks have been written, and computes and writes them again."""
+def test_pair_answers_as_one_engine_while_the_prefill_engine_is_short_of_blocks(pair: Pair) -> None:
+    """Prompts and answers of other clients do not fit into the prefill engine at once."""
     lengths = random.Random(3).sample(range(200, 900), 12)
     asks = [Ask(request_id=new_id(), prompt=prompt_of(length, seed=length)) for length in lengths]
     expected = [answer.tokens for answer in pair.plain(*asks)]
@@ -114,10 +114,29 @@ def test_pair_answers_as_one_engine_while_the_prefill_engine_is_short_of_blocks(
     answers = pair.ask(*[Ask(request_id=new_id(), prompt=ask.prompt) for ask in asks])
     pair.prefill.collect(*others)
 
-    if push is not Push.WHOLE:
-        assert counted(pair.prefill, "retracted"), "no prompt was preempted between two of its chunks"
     assert [answer.tokens for answer in answers] == expected
     pair.assert_nothing_held()
+
+
+def test_prompt_preempted_between_two_chunks_is_computed_and_written_again(pair: Pair, push: Push) -> None:
+    """It fits beside five others when it is admitted. While it is computed, each of them comes to need one block more,
+    and there is none for its last chunk."""
+    ask = Ask(request_id=new_id(), prompt=prompt_of(1910, seed=9))
+    (expected,) = pair.plain(ask)
+    pair.forget()
+    before = counted(pair.prefill, "retracted")
+    others = [Ask(request_id=new_id(), prompt=prompt_of(94, seed=i), max_tokens=60) for i in range(2000, 2005)]
+    prefill, decode = pair.legs(replace(ask, request_id=new_id()))
+
+    pair.decode.add(decode)
+    with pair.prefill.held():
+        pair.prefill.add(*others, prefill)
+    pair.prefill.collect(*others, prefill)
+    (answer,) = pair.decode.collect(decode)
+
+    assert answer.tokens == expected.tokens
+    pair.assert_nothing_held()
+    assert (counted(pair.prefill, "retracted") > before) is (push is not Push.WHOLE)
 
 
 def test_prompt_aborted_while_it_is_computed_fails_and_leaves_nothing(pair: Pair) -> None:

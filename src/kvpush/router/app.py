@@ -20,6 +20,9 @@ from kvpush.router.service import Service
 
 logger = logging.getLogger(__name__)
 
+_BACKLOG = 4096
+"""Connections that may wait to be accepted. Who finds no place is let in by a later try, after 200 ms or 1 s."""
+
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 
 
@@ -99,7 +102,8 @@ async def running(config: RouterConfig) -> AsyncIterator[str]:
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.host, config.port, reuse_port=config.workers > 1 or None)
+        is_shared = config.workers > 1 or None
+        site = web.TCPSite(runner, config.host, config.port, backlog=_BACKLOG, reuse_port=is_shared)
         try:
             await site.start()
         except OSError as error:

@@ -11,6 +11,7 @@ from json import detect_encoding
 import msgspec
 from aiohttp import web
 
+from kvpush.router.ahead import Ahead
 from kvpush.router.answers import Answer, Cause, LegFailed, RequestRefused, broken_leg, error_answer
 from kvpush.router.body import OWNED, encode, parse_fields, strip_owned
 from kvpush.router.idle import IdleTimeout
@@ -19,6 +20,7 @@ from kvpush.router.upstream import Stream
 
 _EVENT_END = b"\n\n"
 _MAX_HELD_BYTES = 1024 * 1024
+_MAX_UNDRAINED_BYTES = 64 * 1024
 
 
 def relay_body(body: bytes) -> bytes:
@@ -50,7 +52,7 @@ class _Response(web.StreamResponse):
 class Relay:
     """One answer on its way to a client. `run()` it once; then `ending` says how it went, and `failure` why."""
 
-    def __init__(self, request: web.Request, stream: Stream, headers: Mapping[str, str]) -> None:
+    def __init__(self, request: web.Request, stream: Stream | Ahead, headers: Mapping[str, str]) -> None:
         self.ending = Ending.CLIENT_LEFT
         self.failure: LegFailed | None = None
         self._request = request
@@ -84,7 +86,7 @@ class Relay:
         held = b""
         is_events = self._stream.is_events
         chunk = self._stream.first
-        while chunk:
+        while not self._stream.is_complete:
             if is_events and (held or not chunk.endswith(_EVENT_END)):
                 whole, held = cut_after_event(held + chunk)
                 if whole:
@@ -96,9 +98,11 @@ class Relay:
             chunk = await self._stream.next_chunk()
             self._is_waiting_for_engine = False
             patience.allow(stall_timeout_s)
-        if held:
-            await self.response.write(held)
-        await self.response.write_eof()
+        last = held + chunk
+        if len(last) > _MAX_UNDRAINED_BYTES:
+            await self.response.write(last)
+            last = b""
+        await self.response.write_eof(last)  # with the answer's end in one system call
 
     async def _timed_out(self) -> None:
         if self._is_waiting_for_engine:
