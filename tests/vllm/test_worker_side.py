@@ -8,8 +8,9 @@ import pytest
 from runtime.rig import until
 from runtime.side import Side, final, new_key, receive
 
-from kvpush.core.commands import Final, Receive
-from kvpush.core.ids import Address
+from kvpush.core.commands import Final, Receive, Withdraw
+from kvpush.core.errors import Reason
+from kvpush.core.ids import Address, RequestId
 from kvpush.runtime.gate import Gate
 from kvpush.runtime.local import SchedulerEnd
 from kvpush.transport.memory import MemoryFabric
@@ -19,7 +20,7 @@ from kvpush.vllm.metadata import StepCommands
 from kvpush.vllm.ranks import Rank
 from kvpush.vllm.settings import Push, read_settings
 from kvpush.vllm.step_push import StepFinals, StepPush
-from kvpush.vllm.worker_side import WorkerSide
+from kvpush.vllm.worker_side import STEPS_AHEAD, WorkerSide
 
 _C = TypeVar("_C", Receive, Final)
 
@@ -84,3 +85,12 @@ def test_answer_to_a_command_heard_directly_waits_for_the_step_that_brings_it(wo
     assert worker.results().failed_recving == {bad.request_id}
     assert not worker._ahead
     scheduler.close()
+
+
+def test_event_that_nobody_waits_for_is_let_go_after_some_steps(worker: WorkerSide) -> None:
+    assert worker._thread is not None
+    worker._thread.submit([Withdraw(new_key(), RequestId("gone"), Reason.ABORTED)])
+    until(lambda: not worker.results().finished_sending and worker._ahead)
+    for _ in range(STEPS_AHEAD):
+        worker.results()
+    assert not worker._ahead

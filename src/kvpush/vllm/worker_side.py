@@ -33,8 +33,9 @@ from kvpush.vllm.step_push import StepPush
 
 logger = logging.getLogger(__name__)
 
-MOST_AHEAD = 10_000
-"""Events that wait for the step that brings their command, at most."""
+STEPS_AHEAD = 16
+"""For how many steps an event waits for the one that brings its command: more than vLLM ever has under way. After that it
+is one that vLLM does not wait for, such as the end of a request that never got blocks."""
 
 _NOTHING = RankReport()
 
@@ -87,7 +88,8 @@ class WorkerSide:
         self._gate: Gate | None = None
         self._step: StepPush | None = None
         self._owed = _Owed()
-        self._ahead: deque[Event] = deque(maxlen=MOST_AHEAD)
+        self._ahead: deque[tuple[int, Event]] = deque()  # and at which step they came
+        self._steps = 0
         self._quarantined: set[str] = set()
         self._report = _NOTHING
         self.address: Address | None = None
@@ -148,18 +150,21 @@ class WorkerSide:
         results = KVConnectorTransferResults()
         if self._thread is None:
             return results
-        ahead = list(self._ahead)
-        self._ahead.clear()
-        for event in ahead:
-            self._settle(event, results)
+        self._steps += 1
+        ahead, self._ahead = self._ahead, deque()
+        for since, event in ahead:
+            if not self._settle(event, results) and self._steps < since + STEPS_AHEAD:
+                self._ahead.append((since, event))
         for event in self._thread.drain():
             self._on_event(event)
-            self._settle(event, results)
+            if not self._settle(event, results):
+                self._ahead.append((self._steps, event))
         if not self._thread.alive:
             self._give_up(results)
         return results
 
-    def _settle(self, event: Event, results: KVConnectorTransferResults) -> None:
+    def _settle(self, event: Event, results: KVConnectorTransferResults) -> bool:
+        """Report an event. False when its command, heard directly, has not come with a step yet."""
         if isinstance(event, ReceiveEnded) and event.request_id in self._owed.received:
             self._note_received(event, results)
         elif isinstance(event, PrefillBegun):
@@ -174,8 +179,9 @@ class WorkerSide:
         elif isinstance(event, SourceFree) and event.request_id in self._owed.sent:
             self._owed.sent.remove(event.request_id)
             results.finished_sending.add(event.request_id)
-        elif isinstance(event, ReceiveEnded | Found | BlocksSafe | SourceFree):
-            self._ahead.append(event)  # its command has been heard directly, and comes with a step
+        else:
+            return not isinstance(event, ReceiveEnded | Found | BlocksSafe | SourceFree)
+        return True
 
     def _note_received(self, event: ReceiveEnded, results: KVConnectorTransferResults) -> None:
         name = event.request_id
