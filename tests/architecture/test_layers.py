@@ -28,6 +28,7 @@ CONFINED = {
     "safetensors": ("kvpush.sim", "kvpush.cli.models"),
     "zmq": ("kvpush.runtime",),
     "aiohttp": ("kvpush.router", "kvpush.bench"),
+    "httptools": ("kvpush.router.connection",),
     "uvloop": ("kvpush.router", "kvpush.bench"),
     "typer": ("kvpush.cli",),
     "rich": ("kvpush.cli", "kvpush.bench"),

@@ -18,7 +18,7 @@ def test_fixed_engine_takes_its_time_and_streams_every_event() -> None:
 
 
 def test_router_is_measured_beside_the_engine_alone() -> None:
-    rows = bench_router(RouterBench(requests=20, concurrencies=(1, 4), rounds=1, chunks=4))
+    rows = bench_router(RouterBench(requests=200, concurrencies=(1, 4), rounds=1, chunks=4))
     ours = [row for row in rows if row.target is Target.KVPUSH]
     alone = [row for row in rows if row.target is Target.ALONE]
     assert [row.concurrency for row in ours] == [row.concurrency for row in alone] == [1, 4]

@@ -56,6 +56,15 @@ def test_log_of_many_brackets_is_searched_in_no_time(tmp_path: Path) -> None:
     part.stop()
 
 
+def test_cause_is_looked_for_at_the_end_of_the_log_and_noise_is_left_out_of_the_tail(tmp_path: Path) -> None:
+    noise = 'nanobind: leaked 2 functions!\n - leaked function "f"\n - ... skipped remainder\n'
+    (tmp_path / "log").write_text("KeyError: 'survived'\n" + "a line\n" * 50_000 + "OSError: the cause\n" + noise * 20)
+    part = child("", tmp_path / "log")
+    assert part.first_error() == "OSError: the cause"
+    assert part.tail(2).splitlines() == ["a line", "OSError: the cause"]
+    part.stop()
+
+
 def test_part_that_runs_is_not_reported_and_can_be_stopped_twice(tmp_path: Path) -> None:
     part = child("import os, signal; print(os.environ['WHO'], flush=True); signal.pause()", tmp_path / "log", WHO="me")
     wait_until(lambda: part.tail() == "me")

@@ -103,6 +103,9 @@ def test_unknown_device_is_refused_with_the_known_ones(name: str) -> None:
         ({"prefill": 0}, "prefill"),
         ({"decode": 0}, "decode"),
         ({"connector": Connector.NONE, "prefill": 1}, "prefill"),
+        ({"port": 65536}, "port"),
+        ({"port": -1}, "port"),
+        ({"block_size": 0}, "block_size"),
     ],
 )
 def test_cluster_that_cannot_work_is_refused(changes: dict[str, Any], field: str) -> None:

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from kvpush.cli.ports import can_listen, free_ports
+from kvpush.cli.ports import can_listen, free_ports, listen_error
 from kvpush.core.errors import ConfigError
 
 
@@ -27,3 +27,10 @@ def test_range_with_one_port_in_use_is_not_free() -> None:
 def test_asking_for_more_ports_than_there_are_names_the_range() -> None:
     with pytest.raises(ConfigError, match="12000-32000"):
         free_ports(2, 15_000)
+
+
+def test_address_that_cannot_be_listened_on_says_why() -> None:
+    assert not listen_error(0, "127.0.0.1")
+    assert "assign" in listen_error(0, "192.0.2.1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert "in use" in listen_error(server.getsockname()[1], "127.0.0.1")

@@ -180,6 +180,6 @@ def test_port_in_use_is_refused_before_anything_starts(marker: str, tmp_path: Pa
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"{port} is in use"):
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be listened on: Address already in use"):
             Cluster(make_spec("tiny", port=port, log_dir=tmp_path))
     assert not marked(marker)

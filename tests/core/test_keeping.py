@@ -124,6 +124,20 @@ def test_question_that_was_lost_is_asked_again(world: World) -> None:
     assert asked(world, p, d, key, KEPT) == 32
 
 
+def test_key_that_has_served_finds_nothing_more(world: World) -> None:
+    p, d = world.pair()
+    key = world.key()
+    d.keep(key, 45, KEPT)
+    assert asked(world, p, d, key, KEPT) == 32
+    p.abort(key, Reason.NOT_NEEDED)
+    world.settle()
+    p.found.pop(key)
+
+    p.inquire(key, d, KEPT)
+    assert p.found[key] == 0
+    assert p.counts("local_error") == 2, "neither expected nor asked about again"
+
+
 def test_prompt_nobody_asks_for_is_let_go(world: World) -> None:
     p, d = world.pair()
     key = world.key()

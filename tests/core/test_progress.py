@@ -45,6 +45,44 @@ def test_layers_are_written_as_they_become_final(world: World) -> None:
     assert moved == 21 * LAYERS * 2 * 4, "nothing is written twice"
 
 
+def test_layers_ahead_wait_for_more_where_the_pair_is_fast(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first transfer shows that the pair moves 1,008 bytes in 10 ms, so what takes 5 ms is 504 bytes."""
+    monkeypatch.setattr("kvpush.core.inbound.MEASURED_BYTES", 1)
+    monkeypatch.setattr("kvpush.core.chunks.LEAST_WIRE_S", 0.005)
+    p, d = deep_pair(world)
+    first, key = world.key(), world.key()
+    d.receive(first, p, 21)
+    p.final(first, 21)
+    world.settle(within=0.2)
+
+    d.receive(key, p, 21)
+    world.run(0.1)
+    for layers in (1, 2, 3, 5):  # 168 bytes each, of which the first two are too few, and so are the last two
+        p.final(key, 21, last=False, layers=layers)
+        world.run(0.1)
+    p.final(key, 21)
+    world.settle(within=0.2)
+
+    assert d.received[key].outcome is Outcome.DELIVERED
+    written = [write.post.plan.total_bytes for write in world.data.writes if write.key == key]
+    assert written == [3 * 168, 3 * 168], "and nothing is written twice"
+    assert p.counts("layers_held") == 3
+
+
+def test_layers_ahead_are_written_while_nobody_knows_how_fast_the_pair_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpush.core.chunks.LEAST_WIRE_S", 1e9)
+    p, d = deep_pair(world)
+    key = world.key()
+    d.receive(key, p, 21)
+    world.run(0.1)
+    p.final(key, 21, last=False, layers=1)
+    world.run(0.1)
+
+    assert [write.post.plan.total_bytes for write in world.data.writes] == [168]
+
+
 def test_receiver_that_registers_between_layers_gets_what_is_there_at_once(world: World) -> None:
     p, d = deep_pair(world)
     key = world.key()

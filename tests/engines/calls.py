@@ -1,27 +1,7 @@
 """What a test says to an engine process, and what it answers: plain values, pickled over a socket."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineConfig:
-    """One real engine. `role` "" means no connector; `extra` is its `kv_connector_extra_config`."""
-
-    name: str
-    model: str
-    role: str = "kv_both"
-    block_size: int = 32
-    prefix_caching: bool = True
-    max_model_len: int = 4096
-    max_num_batched_tokens: int = 4096
-    max_num_seqs: int = 64
-    num_blocks: int | None = None
-    failure_policy: str = "fail"
-    dtype: str = "float32"
-    scheduler_cls: str | None = None
-    environment: dict[str, str] = field(default_factory=dict)
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,10 @@
 """An engine process: steps one real vLLM engine in this very process and answers calls about it.
 
-With `VLLM_ENABLE_V1_MULTIPROCESSING=0` scheduler, worker and connector are all in this process (see nursery.py).
+Only what runs in that process imports vLLM: the test's process imports this module to name `serve`.
 """
 
-import contextlib
 import os
 import threading
-import time
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
@@ -19,7 +17,6 @@ from engines.calls import (
     Call,
     Choice,
     Collect,
-    EngineConfig,
     Go,
     Hold,
     Look,
@@ -34,19 +31,19 @@ from engines.calls import (
 from kvpush.core.errors import Reason
 from kvpush.core.events import Counted, Event
 from kvpush.runtime.counters import Counters
-
-_IDLE_S = 0.001
+from kvpush.sim.orders import EngineConfig
 
 
 class EngineChild:
     """The engine, the requests it has finished, and the one call that waits for an answer."""
 
     def __init__(self, config: EngineConfig, calls: Connection) -> None:
+        from kvpush.sim.stepped import SteppedEngine
+
         self._calls = calls
-        self._engine = _make_engine(config)
-        self._core = self._engine.engine_core.engine_core
+        self._name = config.name
+        self._engine = SteppedEngine(config)
         self._finished: dict[str, Answer | None] = {}
-        self._internal: dict[str, str] = {}
         self._waiting: Collect | Settle | Reset | None = None
         self._held = False
         self._steps = 0
@@ -57,7 +54,7 @@ class EngineChild:
 
     @property
     def _connector(self) -> Any:
-        return self._core.scheduler.connector
+        return self._engine.connector
 
     @property
     def _worker(self) -> Any:
@@ -90,7 +87,7 @@ class EngineChild:
         """Announce the engine, then step and answer until told to quit."""
         self._calls.send(self._ready())
         while True:
-            busy = self._core.scheduler.has_requests() and not self._held
+            busy = self._engine.is_busy and not self._held
             if self._waiting is None and self._calls.poll(0 if busy else 0.05):
                 call = self._calls.recv()
                 if isinstance(call, Quit):
@@ -106,7 +103,8 @@ class EngineChild:
                 for ask in asks:
                     self._add(ask)
             case Abort(request_ids):
-                self._engine.abort_request([self._internal[name] for name in request_ids], internal=True)
+                for name in request_ids:
+                    self._engine.abort(name)
                 self._finished.update(dict.fromkeys(request_ids))
             case Hold() | Go():
                 self._held = isinstance(call, Hold)
@@ -123,6 +121,8 @@ class EngineChild:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        from kvpush.sim.stepped import transfer_args
+
         params = SamplingParams(
             n=ask.n,
             max_tokens=ask.max_tokens,
@@ -135,51 +135,44 @@ class EngineChild:
             # several choices come in one output only at the end
             output_kind=RequestOutputKind.FINAL_ONLY if ask.n > 1 else RequestOutputKind.CUMULATIVE,
             skip_reading_prefix_cache=ask.skip_prefix_cache,
-            extra_args={"kv_transfer_params": ask.params} if ask.params else None,
+            extra_args=transfer_args(ask.params),
         )
-        prompt = {"prompt_token_ids": list(ask.prompt)}
-        self._internal[ask.request_id] = self._engine.add_request(ask.request_id, prompt, params)
+        self._engine.add(ask.request_id, ask.prompt, params)
 
     def _step(self) -> None:
         self._steps += 1
-        outputs = self._engine.step()
-        for output in outputs:
-            if output.finished:
-                self._finished[output.request_id] = _answer(output)
-        if not outputs:
-            time.sleep(_IDLE_S)  # as vLLM's own loop does, so that the transfer thread gets the interpreter
+        for output in self._engine.step():
+            self._finished[output.request_id] = _answer(output)
 
     def _answer_waiting(self) -> None:
         match self._waiting:
             case Collect(request_ids) if all(name in self._finished for name in request_ids):
                 answers = [self._finished.pop(name) for name in request_ids]
                 self._reply(tuple(answer for answer in answers if answer is not None))
-            case Settle() if not self._core.scheduler.has_requests():
+            case Settle() if not self._engine.is_busy:
                 self._reply(self._state())
-            case Reset() if not self._core.scheduler.has_requests() and not self._state().kept:
-                self._reply(self._core.reset_prefix_cache())
+            case Reset() if not self._engine.is_busy and not self._state().kept:
+                self._reply(self._engine.core.reset_prefix_cache())
 
     def _reply(self, answer: object) -> None:
         self._waiting = None
         self._calls.send(answer)
 
     def _ready(self) -> Ready:
-        free = self._core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        free = self._engine.free_blocks
         if not self._has_connector:
             return Ready(os.getpid(), "", 0, "", free)
         address = self._connector._address
-        engine_id = self._engine.vllm_config.kv_transfer_config.engine_id
-        return Ready(os.getpid(), address.host, address.port, engine_id, free)
+        return Ready(os.getpid(), address.host, address.port, self._name, free)
 
     def _state(self) -> State:
-        scheduler = self._core.scheduler
-        if self._has_connector and not scheduler.has_requests():
+        if self._has_connector and not self._engine.is_busy:
             self._hear()
         totals = self._counters
         return State(
             steps=self._steps,
-            free_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-            requests=len(scheduler.requests),
+            free_blocks=self._engine.free_blocks,
+            requests=len(self._engine.scheduler.requests),
             open_transfers=self._connector._scheduling.open_requests if self._has_connector else 0,
             writes=len(self._transport._open.posted) if self._has_connector else 0,
             sockets=len(_sockets()),
@@ -202,10 +195,10 @@ class EngineChild:
 
     def _quit(self) -> None:
         if not self._has_connector:
-            self._engine.engine_core.shutdown()
+            self._engine.shutdown()
             return self._calls.send(Remains())
         transport, port = self._transport, self._connector._address.port
-        self._engine.engine_core.shutdown()
+        self._engine.shutdown()
         threads = [thread.name for thread in threading.enumerate() if "kvpush" in thread.name]
         listening = [each for each in _sockets() if each.laddr and each.laddr.port == port]
         return self._calls.send(Remains(tuple(threads), int(transport._open is not None), len(listening)))
@@ -213,35 +206,6 @@ class EngineChild:
 
 def _sockets() -> list[Any]:
     return [each for each in psutil.Process().net_connections("all") if each.fd >= 0]
-
-
-def _make_engine(config: EngineConfig) -> Any:
-    from vllm import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    transfer = {
-        "kv_connector": "KVPushConnector",
-        "kv_role": config.role,
-        "engine_id": config.name,
-        "kv_load_failure_policy": config.failure_policy,
-        "kv_connector_extra_config": config.extra,
-    }
-    args = EngineArgs(
-        model=config.model,
-        dtype=config.dtype,
-        enforce_eager=True,
-        block_size=config.block_size,
-        enable_prefix_caching=config.prefix_caching,
-        max_model_len=config.max_model_len,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
-        num_gpu_blocks_override=config.num_blocks,
-        kv_transfer_config=transfer if config.role else None,
-        disable_log_stats=True,
-        scheduler_cls=config.scheduler_cls,
-        seed=0,
-    )
-    return LLMEngine.from_engine_args(args)
 
 
 def _answer(output: Any) -> Answer:
@@ -258,10 +222,7 @@ def _choice(output: Any) -> Choice:
     return Choice(tuple(output.token_ids), output.finish_reason, tuple(tops[token].logprob for tops, token in chosen))
 
 
-def serve(calls: Connection) -> None:
-    """Make the engine that the first message describes, and serve it until told to quit, or nobody calls any more."""
-    config: EngineConfig = calls.recv()
+def serve(config: EngineConfig, calls: Connection) -> None:
+    """Make an engine, and serve it until told to quit. Raises `EOFError` when nobody calls any more."""
     os.environ.update(config.environment)
-    child = EngineChild(config, calls)
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        child.run()
+    EngineChild(config, calls).run()

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from engines.calls import EngineConfig
 from engines.harness import Pair, running
 
 from kvpush.cli.models import ensure_model
+from kvpush.sim.orders import EngineConfig
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,9 @@
 import contextlib
 import itertools
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +16,6 @@ from engines.calls import (
     Ask,
     Call,
     Collect,
-    EngineConfig,
     Go,
     Hold,
     Look,
@@ -29,11 +26,13 @@ from engines.calls import (
     Settle,
     State,
 )
-from engines.nursery import nursery
+from engines.child import serve
 
 from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
 from kvpush.core.mode import Mode
 from kvpush.core.params import receive_params, send_params
+from kvpush.sim.forked import Forked
+from kvpush.sim.orders import EngineConfig
 
 START_S = 300.0
 ANSWER_S = 100.0
@@ -51,11 +50,8 @@ class EngineProcess:
     def __init__(self, config: EngineConfig, log: Path) -> None:
         self.config = config
         self._log = log
-        ours, theirs = socket.socketpair()
-        with theirs, log.open("wb") as output:
-            self._process = nursery().bear(theirs, output.fileno())
-        self._calls = Connection(ours.detach())
-        self._calls.send(config)
+        self._process = Forked(serve, config, log)
+        self._calls = self._process.line
         self._ready: Ready | None = None
 
     @property
@@ -135,7 +131,6 @@ class EngineProcess:
     def kill(self) -> None:
         """End the process at once, if it still runs."""
         self._process.kill()
-        self._calls.close()
 
 
 class Pair:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from engines.calls import Answer, Ask, EngineConfig
+from engines.calls import Answer, Ask
 from engines.harness import EngineProcess, Pair, eventually, new_id, prompt_of
 
 from kvpush.cli.ports import free_ports
+from kvpush.sim.orders import EngineConfig
 
 TIMES = {
     "heartbeat_s": 0.4,

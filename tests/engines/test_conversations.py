@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from engines.calls import Ask, EngineConfig
+from engines.calls import Ask
 from engines.harness import eventually, new_id, prompt_of
 from engines.mortal import MortalPair
 from engines.talk import Conversation, Turn
+
+from kvpush.sim.orders import EngineConfig
 
 pytestmark = pytest.mark.engine
 

@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
-from engines.calls import Answer, Ask, EngineConfig, Go, Hold
+from engines.calls import Answer, Ask, Go, Hold
 from engines.harness import eventually, new_id, prompt_of
 from engines.mortal import MortalPair, counted, failed, stopped
+
+from kvpush.sim.orders import EngineConfig
 
 pytestmark = pytest.mark.engine
 

@@ -11,7 +11,7 @@ from kvpush.bench.soak_fleet import Fleet, Part, fleet
 from kvpush.cli.ports import free_ports
 from kvpush.core.ids import Address, EngineId, Key, Target
 from kvpush.core.params import receive_params, send_params
-from kvpush.sim.orders import Expose, Exposed, Finished, Report, SteppedEngine, Submit
+from kvpush.sim.orders import EngineConfig, Expose, Exposed, Finished, Report, Submit
 
 pytestmark = pytest.mark.engine
 
@@ -25,10 +25,10 @@ def engines(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
     folder = tmp_path_factory.mktemp("engines")
     roles = {"prefill": "kv_producer", "decode": "kv_consumer"}
     whats = [
-        SteppedEngine(name=name, model=tiny, log=folder / f"{name}.log", role=role, extra={**_PROTOCOL, "port": port})
+        EngineConfig(name=name, model=tiny, role=role, num_blocks=256, extra={**_PROTOCOL, "port": port})
         for (name, role), port in zip(roles.items(), free_ports(2), strict=True)
     ]
-    with fleet(whats) as started:
+    with fleet(whats, folder) as started:
         started.wait_until_ready()
         yield started
 
@@ -56,8 +56,8 @@ def test_each_abnormal_end_is_on_metrics_and_in_the_log_once(engines: Fleet) -> 
     assert _failed(engines, decode, "wrong_engine") == 1
     eventually(lambda: _failed(engines, decode, "peer_lost") > 0)  # its blocks have left the quarantine
     assert _failed(engines, decode, "peer_lost") == 1
-    assert len(_lines(prefill.what.log, lonely, "reason=lease_expired")) == 1
-    assert len(_lines(decode.what.log, orphan, "reason=peer_lost")) == 1
+    assert len(_lines(prefill.log, lonely, "reason=lease_expired")) == 1
+    assert len(_lines(decode.log, orphan, "reason=peer_lost")) == 1
 
 
 def _push(engines: Fleet, name: str, key: Key) -> None:

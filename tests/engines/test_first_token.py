@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from engines.calls import Ask, EngineConfig
+from engines.calls import Ask
 from engines.harness import Pair, new_id, prompt_of, running
 
+from kvpush.sim.orders import EngineConfig
 from kvpush.vllm.settings import Push
 
 pytestmark = pytest.mark.engine

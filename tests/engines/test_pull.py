@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from engines.calls import Ask, EngineConfig, Go, Hold
+from engines.calls import Ask, Go, Hold
 from engines.harness import eventually, new_id, prompt_of
 from engines.mortal import MortalPair, failed
 
 from kvpush.core.mode import SAMPLES, Mode
+from kvpush.sim.orders import EngineConfig
 
 pytestmark = pytest.mark.engine
 

@@ -16,7 +16,7 @@ from kvpush.bench.soak_fleet import Fleet, Part, fleet
 from kvpush.cli.ports import free_ports
 from kvpush.core.ids import Address, EngineId, Target
 from kvpush.core.params import receive_params, send_params
-from kvpush.sim.orders import Finished, Leave, Standing, SteppedEngine, Submit, Tell
+from kvpush.sim.orders import EngineConfig, Finished, Leave, Standing, Submit, Tell
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
@@ -36,10 +36,9 @@ def engines(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
     folder = tmp_path_factory.mktemp("engines")
     roles = {"prefill": "kv_producer", "decode": "kv_consumer"}
     whats = [
-        SteppedEngine(
+        EngineConfig(
             name=name,
             model=tiny,
-            log=folder / f"{name}.log",
             role=role,
             num_blocks=1700,
             max_num_seqs=256,
@@ -47,7 +46,7 @@ def engines(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
         )
         for (name, role), port in zip(roles.items(), free_ports(2), strict=True)
     ]
-    with fleet(whats) as started:
+    with fleet(whats, folder) as started:
         started.wait_until_ready()
         yield started
 

@@ -123,6 +123,13 @@ async def test_engines_follow_the_file_and_a_broken_file_changes_nothing(tmp_pat
             assert (await rig.post()).status == 200
 
 
+async def test_router_does_not_start_with_an_engine_file_that_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "engines.json"
+    with pytest.raises(ConfigError, match=f"{path} cannot be read: No such file"):
+        async with rigged(decode=(), engines_file=str(path)):
+            pass
+
+
 def test_engine_file_is_read_by_role(tmp_path: Path) -> None:
     path = tmp_path / "engines.json"
     path.write_text('{"prefill": ["http://p:1"], "decode": ["http://d:1"]}')

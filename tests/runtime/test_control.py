@@ -262,6 +262,19 @@ def test_garbage_on_the_port_harms_nobody(server: Party, client: Party, garbage:
     assert server.received == [b"hello"]
 
 
+def test_messages_of_an_older_zeromq_are_refused_and_cost_others_nothing(server: Party, client: Party) -> None:
+    address = (server.channel.address.host, server.channel.address.port)
+    with socket.create_connection(address) as stranger:
+        stranger.sendall(b"\x01\0" + b"\x06\0hello" * 3)  # ZMTP 1.0: no greeting, an identity, three messages
+        pump_until(lambda: server.counted, server)
+        greet(client, server)
+        stranger.sendall(b"\x06\0hello")
+        client.channel.send(LINK, b"still here")
+        pump_until(lambda: len(server.frames) == 2 and len(server.counted) == 4, server, client)
+    assert server.received == [b"hello", b"still here"]
+    assert server.counted == ["control_message_refused bad_message"] * 4
+
+
 def test_good_client_is_served_while_five_hundred_hang(server: Party, client: Party) -> None:
     with ExitStack() as hanging:
         for _ in range(500):

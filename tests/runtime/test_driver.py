@@ -154,6 +154,18 @@ def test_command_that_is_none_costs_nothing_but_itself(sides: tuple[Side, Side])
     assert push(*sides).outcome is Outcome.DELIVERED
 
 
+def test_command_that_breaks_the_rules_is_refused_without_being_called_a_bug(
+    sides: tuple[Side, Side], caplog: pytest.LogCaptureFixture
+) -> None:
+    sender, receiver = sides
+    key = new_key()
+    with caplog.at_level(logging.WARNING, "kvpush.transfer"):
+        receiver.submit(*[receive(key, sender.address, TOKENS, THERE)] * 2)
+        until(lambda: "Receive is not possible" in caplog.text)
+    assert "Traceback" not in caplog.text
+    assert internal_errors(receiver) == 0
+
+
 def test_random_frames_do_not_disturb_a_push(sides: tuple[Side, Side]) -> None:
     rng = random.Random(7)
     client = Party(ControlChannel(LOCAL))

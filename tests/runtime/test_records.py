@@ -1,6 +1,7 @@
 """The log line of each transfer, and how many of them."""
 
 import logging
+import os
 from pathlib import Path
 
 import msgspec
@@ -100,3 +101,14 @@ def test_records_are_kept_in_a_file_when_asked_for(
     log(caplog, DELIVERED, FAILED)
     (file,) = tmp_path.iterdir()
     assert read_records(file) == [DELIVERED, FAILED]
+
+
+def test_records_that_cannot_be_written_are_given_up_with_one_line_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    (tmp_path / f"records-{os.getpid()}.jsonl").symlink_to("/dev/full")
+    lines = log(caplog, DELIVERED, FAILED, FAILED)
+    said = [line.message for line in lines if line.levelno == logging.ERROR]
+    assert said == [f"No more transfer records are kept in {tmp_path}: No space left on device."]
+    assert sum("reason=peer_silent" in line.message for line in lines) == 2

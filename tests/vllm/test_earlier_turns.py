@@ -58,6 +58,18 @@ def test_sender_asks_receives_what_is_found_and_computes_the_rest(rig: Scheduler
     assert_all_free(rig)
 
 
+def test_second_request_with_the_same_earlier_turn_computes_it_and_does_not_end_the_first(rig: SchedulerRig) -> None:
+    rig.add("a", 100, sending(1, reuse=2))
+    rig.add("b", 100, sending(3, reuse=2))
+    assert rig.step().num_scheduled_tokens == {"b": 100}
+    assert len(rig.taken(Inquire)) == 1
+    assert not rig.taken(Abort)
+
+    rig.step(reported(more=found(48)))
+    rig.step()
+    assert [receive.request_id for receive in rig.taken(Receive)] == ["a"]
+
+
 def test_sender_receives_only_what_its_own_cache_lacks(rig: SchedulerRig) -> None:
     warm = rig.add("a#warm", 33, None)
     finish(rig, warm)

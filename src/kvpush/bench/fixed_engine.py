@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
+_BACKLOG = 2048  # as uvicorn has it; with too few, a burst of connections is delayed by TCP's repeats
 _HEAD_END = b"\r\n\r\n"
 _METRICS = (
     b'kvpush_engine_info{engine_id="fixed",host="127.0.0.1",port="1",tp_size="1"} 1.0\n'
@@ -123,7 +124,9 @@ def _content_length(head: bytes) -> int:
 
 async def _serve_forever(timing: Timing, engines: int, ports: Connection) -> None:
     loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(lambda: _Connection(timing), "127.0.0.1", 0) for _ in range(engines)]
+    servers = [
+        await loop.create_server(lambda: _Connection(timing), "127.0.0.1", 0, backlog=_BACKLOG) for _ in range(engines)
+    ]
     ports.send([server.sockets[0].getsockname()[1] for server in servers])
     await asyncio.gather(*(server.serve_forever() for server in servers))
 

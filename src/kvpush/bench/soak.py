@@ -1,14 +1,16 @@
 """A soak: mixed traffic between real engines, clients that leave, engines that are killed, every text verified.
 
 Two prefill and two decode engines (one recomputes what did not come, the other fails the request) and one without a
-connector, which says what is right. The soak plays the router's part: it sends both legs of a request at once.
+connector, which says what is right. The soak plays the router's part: it sends both legs of a request at once, and says
+where earlier turns are kept, whether or not they still are.
 """
 
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from pathlib import Path
 
 import msgspec
@@ -18,13 +20,19 @@ from kvpush.bench.soak_traffic import Clients, Mix, Wish
 from kvpush.cli.ports import free_ports
 from kvpush.core.errors import ConfigError
 from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
-from kvpush.core.params import receive_params, send_params
-from kvpush.sim.orders import Finished, Leave, Standing, SteppedEngine, Submit, Tell
+from kvpush.core.mode import ModeSetting
+from kvpush.core.params import Reference, receive_params, send_params
+from kvpush.sim.orders import EngineConfig, Finished, Leave, Standing, Submit, Tell
 
 _HOST = "127.0.0.1"
 _TURN_S = 0.05
 _LOOK_S = 5.0
 _SAY_S = 20.0
+_LONGEST = 2048
+_ROOM = 1120  # for what a client adds, and its answer
+_TURNS = 64  # that are remembered
+_SHORTEST = (3,)
+_FIRST_TOKENS = "kvpush.vllm.first_token_scheduler.FirstTokenScheduler"
 _PROTOCOL = {
     "lease_s": 6.0,
     "heartbeat_s": 1.0,
@@ -32,7 +40,15 @@ _PROTOCOL = {
     "quarantine_s": 6.0,
     "unannounced_s": 6.0,
     "connect_timeout_s": 4.0,
+    "keep_s": 20.0,
 }
+
+
+class FirstToken(Enum):
+    """Who samples the first token of an answer."""
+
+    PREFILL = auto()
+    DECODE = auto()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +65,8 @@ class SoakOptions:
     settle_s: float = 60.0
     blocks: int = 192
     seed: int = 1
+    mode: ModeSetting = ModeSetting.PUSH
+    first_token: FirstToken = FirstToken.DECODE
     mix: Mix = field(default_factory=Mix)
 
     def __post_init__(self) -> None:
@@ -58,7 +76,8 @@ class SoakOptions:
 
 
 class SoakReport(msgspec.Struct, kw_only=True):
-    """What has become of the requests, and of the engines. `cut`: the decode engine was killed under the request."""
+    """What has become of the requests, and of the engines. `cut`: the decode engine was killed under the request;
+    `reused_tokens`: prompt tokens that prefill engines did not compute, because a decode engine had kept them."""
 
     minutes: float = 0.0
     requests: int = 0
@@ -67,6 +86,8 @@ class SoakReport(msgspec.Struct, kw_only=True):
     failed: int = 0
     cut: int = 0
     recomputed: int = 0
+    continued: int = 0
+    reused_tokens: int = 0
     wrong: int = 0
     stuck: int = 0
     leaked_blocks: int = 0
@@ -81,14 +102,24 @@ class SoakReport(msgspec.Struct, kw_only=True):
         return bool(self.right) and not (self.wrong or self.stuck or self.leaked_blocks or self.died)
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """What has been said, and where it is kept for a while."""
+
+    tokens: tuple[int, ...]
+    kept: Reference
+
+
 @dataclass
 class _Flight:
-    """One request on its way. `answer` and `reference`: what the decode and the plain engine have said."""
+    """One request on its way. Its turn will be `kept`; `answer` and `reference` are what the decode and the plain
+    engine have said."""
 
     wish: Wish
     decode: Part
     prefill: Part
     started_at: float
+    kept: Reference
     answer: Finished | None = None
     reference: Finished | None = None
 
@@ -105,6 +136,7 @@ class _Soak:
         self._victims = _in_turn(pairs)
         self._clients = Clients(options.mix, options.seed)
         self._flights: dict[str, _Flight] = {}
+        self._turns: deque[_Turn] = deque(maxlen=_TURNS)
         self._standings: dict[tuple[str, int], Standing] = {}
         self._report = SoakReport()
         self._all_up_at = self._began = self._said = self._looked = time.monotonic()
@@ -145,20 +177,28 @@ class _Soak:
                 return
             self._report.requests += 1
             name = f"cmpl-{self._report.requests}-0"
-            self._flights[name] = _Flight(wish, decode, prefill, time.monotonic())
-            self._send_legs(name, wish, prefill, decode)
+            wish, reuse = self._continued(wish)
+            flight = _Flight(wish, decode, prefill, time.monotonic(), Reference(_new_key(), _target(decode)))
+            self._flights[name] = flight
+            self._send_legs(name, flight, reuse)
+
+    def _continued(self, wish: Wish) -> tuple[Wish, Reference | None]:
+        """The wish with what has been said before it, if it is to go on from that."""
+        turn = self._turns[self._clients.pick(len(self._turns))] if wish.continues and self._turns else None
+        if turn is None:
+            return wish, None
+        self._report.continued += 1
+        return replace(wish, prompt=turn.tokens + wish.prompt), turn.kept
 
     def _pick(self, parts: list[Part]) -> Part | None:
         return parts[self._clients.pick(len(parts))] if parts else None
 
-    def _send_legs(self, name: str, wish: Wish, prefill: Part, decode: Part) -> None:
-        key = Key(TransferId(os.urandom(16).hex()))
-        target = Target(Address(_HOST, int(prefill.what.extra["port"])), EngineId(prefill.name))
-        decode.say(
-            Submit(name=name, prompt=wish.prompt, max_tokens=wish.max_tokens, params=receive_params(key, target))
-        )
+    def _send_legs(self, name: str, flight: _Flight, reuse: Reference | None) -> None:
+        wish, prefill, key = flight.wish, flight.prefill, _new_key()
+        params = receive_params(key, _target(prefill), keep=flight.kept.key)
+        flight.decode.say(Submit(name=name, prompt=wish.prompt, max_tokens=wish.max_tokens, params=params))
         if prefill.ready and wish.sends_prefill:
-            prefill.say(Submit(name=name, prompt=wish.prompt, max_tokens=1, params=send_params(key)))
+            prefill.say(Submit(name=name, prompt=wish.prompt, max_tokens=1, params=send_params(key, reuse)))
         self._plain.say(Submit(name=name, prompt=wish.prompt, max_tokens=wish.max_tokens))
 
     def _hear(self, heard: Heard) -> None:
@@ -199,6 +239,11 @@ class _Soak:
         else:
             self._report.right += 1
             self._report.recomputed += answer.cached < len(flight.wish.prompt) - 1
+            self._remember(flight.wish.prompt + answer.tokens, flight.kept)
+
+    def _remember(self, said: tuple[int, ...], kept: Reference) -> None:
+        if len(said) + _ROOM <= _LONGEST:
+            self._turns.append(_Turn(said, kept))
 
     def _leave(self, name: str, flight: _Flight) -> None:
         for part in (flight.decode, flight.prefill):
@@ -232,17 +277,23 @@ class _Soak:
                 part.say(Tell())
 
     def _settle(self) -> None:
-        """Wait until every block is free again."""
+        """Wait until every block is free again. Blocks that were kept for a next turn go with an engine's next step."""
         self._fleet.wait_for_the_living()  # those that died by themselves are counted, and must not end the count
         deadline = time.monotonic() + self._options.settle_s
         while True:
             self._look(time.monotonic())
+            self._wake()
             for _ in range(20):
                 for heard in self._fleet.hear(_TURN_S):
                     self._hear(heard)
             if not self._held() or time.monotonic() >= deadline:
                 self._report.leaked_blocks = self._held()
                 return
+
+    def _wake(self) -> None:
+        for part in self._fleet.parts:
+            if part.ready:
+                part.say(Submit(name=f"wake-{time.monotonic_ns()}", prompt=_SHORTEST, max_tokens=1))
 
     def _held(self) -> int:
         held = 0
@@ -261,8 +312,17 @@ class _Soak:
         for standing in self._standings.values():
             transfers.update({" ".join(how): number for how, number in standing.counters.transfers.items()})
             events.update({" ".join(what): number for what, number in standing.counters.counted.items()})
+            report.reused_tokens += sum(volume.reused for volume in standing.counters.volumes.values())
         report.transfers, report.events = dict(sorted(transfers.items())), dict(sorted(events.items()))
         return report
+
+
+def _new_key() -> Key:
+    return Key(TransferId(os.urandom(16).hex()))
+
+
+def _target(part: Part) -> Target:
+    return Target(Address(_HOST, int(part.what.extra["port"])), EngineId(part.name))
 
 
 def _in_turn(parts: list[Part]) -> Iterator[Part]:
@@ -272,28 +332,35 @@ def _in_turn(parts: list[Part]) -> Iterator[Part]:
 
 
 def _line(report: SoakReport) -> str:
-    names = ("requests", "right", "aborted", "failed", "cut", "recomputed", "wrong", "stuck", "killed")
+    names = ("requests", "right", "aborted", "failed", "cut", "recomputed", "continued", "wrong", "stuck", "killed")
     return ", ".join(f"{name} {getattr(report, name)}" for name in names)
 
 
-def _engines(options: SoakOptions) -> list[SteppedEngine]:
-    def one(name: str, role: str, policy: str = "recompute", port: int = 0) -> SteppedEngine:
-        return SteppedEngine(
+def _engines(options: SoakOptions) -> list[EngineConfig]:
+    first_tokens = _FIRST_TOKENS if options.first_token is FirstToken.PREFILL else None
+
+    def one(
+        name: str, role: str, policy: str = "recompute", port: int = 0, scheduler: str | None = None
+    ) -> EngineConfig:
+        return EngineConfig(
             name=name,
             model=options.model,
-            log=options.logs / f"{name}.log",
             role=role,
-            policy=policy,
+            failure_policy=policy,
             num_blocks=options.blocks,
-            extra={**_PROTOCOL, "port": port},
+            max_model_len=_LONGEST,
+            max_num_batched_tokens=_LONGEST,
+            max_num_seqs=16,
+            scheduler_cls=scheduler,
+            extra={**_PROTOCOL, "port": port, "mode": options.mode.value},
         )
 
     ports = free_ports(4)
     return [
-        one("prefill-0", "kv_producer", port=ports[0]),
-        one("prefill-1", "kv_producer", port=ports[1]),
-        one("decode-recompute", "kv_consumer", "recompute", ports[2]),
-        one("decode-fail", "kv_consumer", "fail", ports[3]),
+        one("prefill-0", "kv_both", port=ports[0]),
+        one("prefill-1", "kv_both", port=ports[1]),
+        one("decode-recompute", "kv_both", "recompute", ports[2], first_tokens),
+        one("decode-fail", "kv_both", "fail", ports[3], first_tokens),
         one("plain", ""),
     ]
 
@@ -302,7 +369,7 @@ def soak(options: SoakOptions, say: Callable[[str], None]) -> SoakReport:
     """Run a soak; `say` gets a line of progress now and then. Raises `EngineLost` when an engine does not come up."""
     options.logs.mkdir(parents=True, exist_ok=True)
     say(f"starting five engines; logs: {options.logs}")
-    with fleet(_engines(options)) as engines:
+    with fleet(_engines(options), options.logs) as engines:
         engines.wait_until_ready()
         say("all are up")
         report = _Soak(options, engines, say).run()

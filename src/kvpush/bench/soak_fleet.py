@@ -1,33 +1,18 @@
-"""The engines of a soak: real ones, one process each, started, killed and started again.
+"""The engines of a soak: real ones, one process each, started, killed and started again."""
 
-They are forked from one process that has imported vLLM, because importing takes longer than all else about them.
-"""
-
-import multiprocessing
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from kvpush.core.errors import KVPushError
-from kvpush.sim.orders import End, Order, Report, Standing, SteppedEngine
-
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerProcess
+from kvpush.sim.forked import Forked
+from kvpush.sim.orders import End, EngineConfig, Order, Report, Standing
 
 _START_S = 300.0
 _END_S = 60.0
-_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 class EngineLost(KVPushError):
@@ -45,29 +30,30 @@ class Heard:
 class Part:
     """One engine. `life` counts its processes; `ready` is None while it is down."""
 
-    def __init__(self, what: SteppedEngine) -> None:
+    def __init__(self, what: EngineConfig, log: Path) -> None:
         self.what = what
+        self.log = log
         self.life = 0
         self.ready: Standing | None = None
-        self.started_at = 0.0
-        self.line: Connection
-        self.process: ForkServerProcess
-        self.start()
+        self._process = self._fork()
 
     @property
     def name(self) -> str:
         """The engine's, in logs and counts."""
         return self.what.name
 
+    @property
+    def line(self) -> Connection:
+        """Where it reports."""
+        return self._process.line
+
     def start(self) -> None:
         """A new process; its first report says that it is up."""
-        context = multiprocessing.get_context("forkserver")
-        self.line, theirs = context.Pipe()
-        with theirs:
-            self.process = context.Process(target=_serve, args=(self.what, theirs), daemon=True)
-            self.process.start()
+        self._process = self._fork()
+
+    def _fork(self) -> Forked:
         self.life += 1
-        self.started_at = time.monotonic()
+        return Forked(_serve, self.what, self.log)
 
     def say(self, order: Order) -> None:
         """Give an order; one to an engine that has died is lost with it."""
@@ -78,22 +64,25 @@ class Part:
 
     def kill(self) -> None:
         """End the process at once, without a word."""
-        self.process.kill()
-        self.process.join(_END_S)
+        self._process.kill()
         self.ready = None
-        self.line.close()
+
+    def bury(self) -> str:
+        """Let go of a process that has ended by itself; says what became of it."""
+        self._process.ended(_END_S)
+        self.kill()
+        return f"{self.name} (status {self._process.status})"
 
     def stop(self) -> None:
         """Shut down as vLLM does."""
         self.say(End())
-        self.process.join(_END_S)
-        if self.process.is_alive():
+        if not self._process.ended(_END_S):
             self.kill()
 
 
-def _serve(what: SteppedEngine, line: Connection) -> None:
+def _serve(what: EngineConfig, line: Connection) -> None:
     """In the child: only there vLLM is imported, and there it has been already."""
-    from kvpush.sim.stepped import serve
+    from kvpush.sim.obedient import serve
 
     serve(what, line)
 
@@ -115,18 +104,12 @@ class Fleet:
                 while line.poll():
                     yield Heard(part, self._note(part, line.recv()))
             except (EOFError, ConnectionError):
-                self._lost(part)
+                self.died.append(part.bury())
 
     def _note(self, part: Part, report: Report) -> Report:
         if part.ready is None and isinstance(report, Standing):
             part.ready = report
         return report
-
-    def _lost(self, part: Part) -> None:
-        part.process.join(_END_S)
-        part.line.close()
-        part.ready = None
-        self.died.append(f"{part.name} (status {part.process.exitcode})")
 
     def wait_for_the_living(self) -> None:
         """Wait until engines that have been started again are up, for as long as a start may take; those that have died
@@ -144,18 +127,15 @@ class Fleet:
                 pass
             late = ", ".join(part.name for part in self.parts if part.ready is None)
             if self.died or time.monotonic() > deadline:
-                raise EngineLost(f"not up: {late}; see {self.parts[0].what.log.parent}")
+                raise EngineLost(f"not up: {late}; see {self.parts[0].log.parent}")
 
 
 @contextmanager
-def fleet(engines: Sequence[SteppedEngine]) -> Iterator[Fleet]:
-    """Start engines side by side; none is left afterwards."""
-    os.environ.update(_ENVIRONMENT)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["kvpush.sim.stepped", "vllm.model_executor.models.llama"])
+def fleet(engines: Sequence[EngineConfig], logs: Path) -> Iterator[Fleet]:
+    """Start engines side by side, each with a log in the folder `logs`; none is left afterwards."""
     parts: list[Part] = []
     try:
-        parts += [Part(what) for what in engines]
+        parts += [Part(what, logs / f"{what.name}.log") for what in engines]
         yield Fleet(parts)
     finally:
         for part in parts:

@@ -10,11 +10,12 @@ _SHARED = 4  # prompts whose beginnings are used again
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """Shares of all requests, 0 to 1. `unsent`: the prefill leg is never sent, as when a prefill engine refuses it;
-    `astray`: it goes to an engine that is known to be down."""
+    """Shares of all requests, 0 to 1. `continued`: it goes on from an earlier answer; `unsent`: the prefill leg is
+    never sent, as when a prefill engine refuses it; `astray`: it goes to an engine that is known to be down."""
 
     aborted: float = 0.10
     shared_prefix: float = 0.25
+    continued: float = 0.15
     unsent: float = 0.02
     astray: float = 0.05
     abort_within_s: float = 1.5
@@ -22,8 +23,10 @@ class Mix:
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """One request of a client. `leaves_after_s` None: it waits for the answer."""
+    """One request of a client. `continues`: what has been said goes before the prompt. `leaves_after_s` None: it waits
+    for the answer."""
 
+    continues: bool
     prompt: tuple[int, ...]
     max_tokens: int
     leaves_after_s: float | None
@@ -42,6 +45,7 @@ class Clients:
     def wish(self) -> Wish:
         """The next request."""
         return Wish(
+            continues=self._is(self._mix.continued),
             prompt=self._prompt(),
             max_tokens=self._random.choice((1, 4, 16, 48)),
             leaves_after_s=self._random.uniform(0.0, self._mix.abort_within_s) if self._is(self._mix.aborted) else None,

@@ -8,6 +8,7 @@ import typer
 from kvpush.cli.bench_faults import bench_faults_command
 from kvpush.cli.bench_router import bench_router_command
 from kvpush.cli.bench_soak import bench_soak_command
+from kvpush.cli.results import writable, write_json
 from kvpush.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,10 +56,15 @@ def compare_command(
     slo_ttft_ms: Annotated[float, typer.Option(help="Goodput counts requests with at most this TTFT.")] = 1000.0,
     slo_tpot_ms: Annotated[float, typer.Option(help="... and at most this time per output token.")] = 30.0,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. [default: a new one in the cache]")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write summary and samples here.")] = None,
-    html_file: Annotated[Path | None, typer.Option("--html", help="Write a report with plots here.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", callback=writable, help="Write summary and samples here.")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", callback=writable, help="Write a report with plots here.")
+    ] = None,
     trace_file: Annotated[
-        Path | None, typer.Option("--trace", help="Write a trace of the first round for Perfetto here.")
+        Path | None,
+        typer.Option("--trace", callback=writable, help="Write a trace of the first round for Perfetto here."),
     ] = None,
 ) -> None:
     """Run the same workload through several connectors, in alternation, and compare.
@@ -109,13 +115,10 @@ def compare_command(
 def _write(
     outcome: "Outcome", options: "Options", json_file: Path | None, html_file: Path | None, trace_file: Path | None
 ) -> None:
-    import msgspec
-
     from kvpush.bench.tables import print_report
     from kvpush.cli.output import console
 
-    if json_file:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(outcome.report), indent=1))
+    write_json(json_file, outcome.report)
     if html_file:
         from kvpush.bench.html import render
 
@@ -153,18 +156,16 @@ def _numbers(name: str, text: str) -> list[float]:
 
 @bench_app.command("micro")
 def micro_command(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", callback=writable, help="Write the figures here.")] = None,
 ) -> None:
     """Measure the planner, the codec, the endpoint, the transfer thread and NIXL, without engines."""
-    import msgspec
     from rich.table import Table
 
     from kvpush.bench.micro import run_micro
     from kvpush.cli.output import console
 
     report = run_micro()
-    if json_file:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    write_json(json_file, report)
     table = Table("figure", "value", "unit", "what")
     for measure in report.measures:
         table.add_row(measure.name, f"{measure.value:,.1f}", measure.unit, measure.what)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvpush.cli.results import writable, write_json
 from kvpush.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,14 +21,12 @@ def bench_router_command(
     service_ms: Annotated[float, typer.Option(help="What the stub engines take for the first token.")] = 10.0,
     chunks: Annotated[int, typer.Option(help="Tokens of an answer, each an event of its own.")] = 32,
     gap_ms: Annotated[float, typer.Option(help="Time between tokens; 0 sends all at once.")] = 0.0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", callback=writable, help="Write the figures here.")] = None,
 ) -> None:
     """Measure stub engines of fixed speed: alone, through kvpush's router, and through vllm-router if installed.
 
     Load, stubs and routers share this machine. No GPU and no vLLM are needed.
     """
-    import msgspec
-
     from kvpush.bench.router import RouterBench, bench_router
     from kvpush.cli.output import console
 
@@ -44,8 +43,7 @@ def bench_router_command(
         gap_ms=gap_ms,
     )
     rows = bench_router(options, lambda line: console.print(line, markup=False))
-    if json_file:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
+    write_json(json_file, rows)
     console.print(_table(rows))
 
 

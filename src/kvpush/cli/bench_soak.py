@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvpush.cli.results import writable, write_json
+from kvpush.core.mode import ModeSetting
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -17,16 +20,18 @@ def bench_soak_command(
     concurrency: Annotated[int, typer.Option(help="Requests in flight.")] = 8,
     aborts: Annotated[float, typer.Option(help="Share of the clients that leave, 0 to 1.")] = 0.10,
     seed: Annotated[int, typer.Option(help="Of prompts, lengths and leavings.")] = 1,
+    mode: Annotated[ModeSetting, typer.Option(help="Who moves the bytes.")] = ModeSetting.PUSH,
+    first_token: Annotated[
+        bool, typer.Option("--first-token", help="Decode engines begin with the prefill engine's token.")
+    ] = False,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. [default: a new one in the cache]")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the counts here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", callback=writable, help="Write the counts here.")] = None,
 ) -> None:
     """Run mixed traffic between four real engines with a tiny model, kill one in turn, and verify every text.
 
     Exit status 0 only if no text was wrong, no request stuck, no block leaked, and no engine died but the killed ones.
     """
-    import msgspec
-
-    from kvpush.bench.soak import SoakOptions, soak
+    from kvpush.bench.soak import FirstToken, SoakOptions, soak
     from kvpush.bench.soak_traffic import Mix
     from kvpush.cli.models import ensure_model
     from kvpush.cli.output import console
@@ -39,11 +44,12 @@ def bench_soak_command(
         kill_s=kill_s,
         concurrency=concurrency,
         seed=seed,
+        mode=mode,
+        first_token=FirstToken.PREFILL if first_token else FirstToken.DECODE,
         mix=Mix(aborted=aborts),
     )
     report = soak(options, lambda line: console.print(line, markup=False))
-    if json_file:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    write_json(json_file, report)
     console.print(_counts(report))
     console.print(f"logs: {options.logs}")
     raise typer.Exit(0 if report.passed else 1)
@@ -53,8 +59,8 @@ def _counts(report: "SoakReport") -> "Table":
     from rich.table import Table
 
     table = Table("what", "count", title=f"{report.minutes:.1f} minutes")
-    names = ("requests", "right", "aborted", "failed", "cut", "recomputed", "wrong", "stuck", "leaked_blocks", "killed")
-    for name in names:
+    ends = ("requests", "right", "aborted", "failed", "cut", "wrong", "stuck", "leaked_blocks", "killed")
+    for name in (*ends, "recomputed", "continued", "reused_tokens"):
         table.add_row(name.replace("_", " "), f"{getattr(report, name):,}")
     table.add_row("died by themselves", ", ".join(report.died) or "0")
     for name, number in {**report.transfers, **report.events}.items():

@@ -15,14 +15,16 @@ GRACE_S = 10.0
 
 _PREFIX = r"(?:\([^()]*\)|ERROR|[\d\-:., ]|\[[^\]]*\])*"  # process, level, time and place, as vLLM logs them
 _ERROR_LINE = re.compile(rf"^{_PREFIX}((?:\w+\.)*\w*(?:Error|Exception|Refused)\b: .+)$", re.MULTILINE)
-_FIRST_BYTES = 4 << 20  # of a log are searched for its first error
+_LAST_BYTES = 256 << 10  # of a log are searched for an error: what was survived long ago is not the cause
+_TAIL_BYTES = 64 << 10
+_NOISE = re.compile(r"nanobind: | - leaked | - \.\.\. skipped")  # what libraries say at any end of a process
 
 
 class PartDied(KVPushError):
     """A part of the cluster ended by itself.
 
-    `cause` is the first exception in its log, "" without one: what comes later is often only its echo in
-    other processes. `tail` is the end of the log.
+    `cause` is the first exception in the last part of its log, "" without one: what comes later is often only its echo
+    in other processes. `tail` is the end of the log.
     """
 
     def __init__(self, name: str, status: int, log: Path, cause: str, tail: str) -> None:
@@ -65,17 +67,19 @@ class Child:
             raise PartDied(self.name, status, self.log, self.first_error(), self.tail())
 
     def first_error(self) -> str:
-        """The first line of the log that names an exception, without what loggers put before it; "" if none does."""
-        with self.log.open("rb") as file:
-            found = _ERROR_LINE.search(file.read(_FIRST_BYTES).decode(errors="replace"))
+        """The first exception that the end of the log names, without what loggers put before it; "" if none."""
+        found = _ERROR_LINE.search(self._end(_LAST_BYTES))
         return found[1] if found else ""
 
     def tail(self, lines: int = 20) -> str:
-        """The last lines of the log."""
+        """The last lines of the log that say something."""
+        said = [line for line in self._end(_TAIL_BYTES).splitlines() if not _NOISE.match(line)]
+        return "\n".join(said[-lines:])
+
+    def _end(self, nbytes: int) -> str:
         with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - 200 * lines))
-            text = file.read().decode(errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
+            file.seek(max(0, self.log.stat().st_size - nbytes))
+            return file.read().decode(errors="replace")
 
     def ask_to_stop(self) -> None:
         """Begin to stop; returns at once."""

@@ -25,7 +25,7 @@ from kvpush.cli.parts import (
     router_command,
     share_machine,
 )
-from kvpush.cli.ports import can_listen, free_ports
+from kvpush.cli.ports import free_ports, listen_error
 from kvpush.core.errors import ConfigError, KVPushError
 from kvpush.router.config import EngineRole
 
@@ -72,8 +72,9 @@ class Cluster:
 
     def __init__(self, spec: ClusterSpec, observer: Observer | None = None) -> None:
         """Plan it; nothing is started yet. Raises `ConfigError` when the ports are taken."""
-        if spec.port and not can_listen([spec.port], spec.host):
-            raise ConfigError("port", f"{spec.port} is in use on {spec.host}", "Choose another, or 0 for a free one.")
+        if error := listen_error(spec.port, spec.host):
+            found = f"{spec.host}:{spec.port} cannot be listened on: {error}"
+            raise ConfigError("host/port", found, "Choose an address of this machine and a free port, or port 0.")
         self.spec = spec
         self.engines = plan_engines(spec)
         self.port = spec.port or free_ports(1, 1, spec.host)[0]

@@ -32,7 +32,7 @@ class DemoFailed(KVPushError):
 def demo_command(
     model: Annotated[str, typer.Option(help="tiny, smollm2-135m, or the folder of a chat model.")] = MODEL,
     question: Annotated[str, typer.Option(help="What to ask.")] = QUESTION,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. [default: a new one in the cache]")] = None,
 ) -> None:
     """Ask one prefill and one decode engine a question, and the decode engine alone; compare, show the transfer.

@@ -78,6 +78,10 @@ class ClusterSpec:
             raise ConfigError("prefill", f"{self.prefill} engines", "Use at least 1, or --connector none.")
         if self.decode < 1:
             raise ConfigError("decode", f"{self.decode} engines", "Use at least 1.")
+        if not 0 <= self.port < 65536:
+            raise ConfigError("port", f"{self.port} is no TCP port", "Use 1..65535, or 0 for any free one.")
+        if self.block_size is not None and self.block_size < 1:
+            raise ConfigError("block_size", f"{self.block_size} tokens", "Use at least 1, or leave it out.")
 
 
 @dataclass(frozen=True)

@@ -36,13 +36,22 @@ def free_ports(count: int, width: int = 1, host: str = "127.0.0.1") -> list[int]
 
 def can_listen(ports: Iterable[int], host: str = "127.0.0.1") -> bool:
     """Whether all of `ports` can be bound now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with ExitStack() as stack:
-        for port in ports:
-            sock = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                sock.bind((host, port))
-            except OSError:
-                return False
-    return True
+        return not any(_bind_error(stack, port, host) for port in ports)
+
+
+def listen_error(port: int, host: str) -> str:
+    """Why `port` (0: any) cannot be bound now, "" when it can."""
+    with ExitStack() as stack:
+        return _bind_error(stack, port, host)
+
+
+def _bind_error(stack: ExitStack, port: int, host: str) -> str:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

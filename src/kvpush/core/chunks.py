@@ -14,12 +14,17 @@ POST_BYTES = 8 << 20
 """A post to a process on the same host copies all of it before it returns, 2 to 3 ms for this much. Between two posts
 the transfer thread attends to everything else."""
 
+LEAST_WIRE_S = 0.001
+"""A write has fixed costs (planning, a wake-up on either side, a notice), some 0.5 ms of two threads. Layers ahead
+of the rest are written only if that saves more than it costs."""
+
 
 class Writes(NamedTuple):
-    """What to post now, and what will have been posted then."""
+    """What to post now, and what will have been posted then. `held`: layers are ahead of the rest, but wait for it."""
 
     plans: tuple[Plan, ...]
     front: Front
+    held: bool = False
 
 
 def next_writes(transfer: Sending, ours: Layout) -> Writes:
@@ -33,6 +38,8 @@ def next_writes(transfer: Sending, ours: Layout) -> Writes:
     if transfer.pinned and transfer.final.tokens < transfer.span.end:
         raise ValueError(f"the prompt has {transfer.final.tokens} tokens here, {transfer.span.end} were asked for")
     front = writable(transfer, ours)
+    if not pays(transfer, front, ours):
+        return Writes((), transfer.posted, held=True)
     patches = transfer.posted.patches_to(front, _shape(ours).layers)
     plans = tuple(plan_patch(transfer, piece, ours) for patch in patches for piece in pieces_of(patch, ours))
     complete = front.tokens >= transfer.span.end and transfer.may_commit and not transfer.committed
@@ -49,11 +56,21 @@ def writable(transfer: Sending, ours: Layout) -> Front:
     return transfer.final.each(lambda tokens: max(start, end if tokens >= end else tokens - tokens % whole))
 
 
+def pays(transfer: Sending, front: Front, ours: Layout) -> bool:
+    """Whether it is worth a write of its own to go up to `front` now. Whole chunks always are, and so is what is
+    ahead in a few layers as long as nobody knows how fast the pair is."""
+    pace = transfer.caller.pace if transfer.caller is not None else None
+    if pace is None or front.ahead <= front.tokens:
+        return True
+    shape = _shape(ours)
+    nbytes = sum(_bytes_of(patch, shape) for patch in transfer.posted.patches_to(front, shape.layers))
+    return nbytes == 0 or nbytes >= pace * LEAST_WIRE_S
+
+
 def pieces_of(patch: Patch, ours: Layout) -> Iterator[Patch]:
     """A patch in pieces of `POST_BYTES` at most, but for layers that have more than that."""
     shape = _shape(ours)
-    nbytes = patch.span.tokens * shape.token_bytes * (patch.layers.last - patch.layers.first) // shape.layers
-    return patch.split(max(1, -(-nbytes // POST_BYTES)))
+    return patch.split(max(1, -(-_bytes_of(patch, shape) // POST_BYTES)))
 
 
 def plan_patch(transfer: Sending, patch: Patch, ours: Layout) -> Plan:
@@ -67,6 +84,10 @@ def plan_patch(transfer: Sending, patch: Patch, ours: Layout) -> Plan:
 class _Shape(NamedTuple):
     layers: int
     token_bytes: int
+
+
+def _bytes_of(patch: Patch, shape: _Shape) -> int:
+    return patch.span.tokens * shape.token_bytes * (patch.layers.last - patch.layers.first) // shape.layers
 
 
 @lru_cache(maxsize=16)

@@ -103,6 +103,7 @@ class EngineSide:
             case Expect():
                 self._receiver.expect(command, now)
             case Inquire():
+                self._receiver.check_mine(command.key, command.request_id)
                 self._inquirer.inquire(command, now)
             case Watch():
                 self._receiver.watch(command, now)

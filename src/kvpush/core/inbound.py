@@ -14,7 +14,7 @@ from kvpush.core.events import PeerChanged
 from kvpush.core.ids import EngineId, Epoch, LinkId, PeerName
 from kvpush.core.layout import Layout, check_layout, first_difference
 from kvpush.core.messages import Hello, Message, Opened, Refuse, Welcome
-from kvpush.core.mode import Mode, agree, in_words
+from kvpush.core.mode import MEASURED_BYTES, Mode, agree, in_words
 from kvpush.core.outbox import Outbox
 from kvpush.core.peers import Peers, Use
 
@@ -22,7 +22,8 @@ from kvpush.core.peers import Peers, Use
 @dataclass(eq=False)
 class Caller:
     """One receiver process. `ready` once the transport has loaded it. `modes` are those that both of us take part in.
-    `broken_at`: when the link that it was last heard on ended."""
+    `broken_at`: when the link that it was last heard on ended. `pace`: bytes per second of what is written to it, once
+    that has been seen."""
 
     epoch: Epoch
     engine_id: EngineId
@@ -33,6 +34,14 @@ class Caller:
     last_heard: float
     ready: bool = False
     broken_at: float | None = None
+    pace: float | None = None
+
+    def note_pace(self, nbytes: int, seconds: float) -> None:
+        """So much was written to it in so long; the latest counts for a quarter."""
+        if nbytes < MEASURED_BYTES or seconds <= 0:
+            return
+        seen = nbytes / seconds
+        self.pace = seen if self.pace is None else 0.75 * self.pace + 0.25 * seen
 
     def lost_at(self, config: ProtocolConfig) -> float:
         """When it is lost unless something is heard of it."""

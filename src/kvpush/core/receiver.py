@@ -3,7 +3,7 @@
 from kvpush.core.commands import Abort, Disown, Expect, Receive, Watch
 from kvpush.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from kvpush.core.events import Outcome, ReceiveEnded
-from kvpush.core.ids import Key
+from kvpush.core.ids import Key, RequestId
 from kvpush.core.layout import check_blocks
 from kvpush.core.messages import Beat, Notice
 from kvpush.core.outbound import Session, SessionState
@@ -84,6 +84,12 @@ class Receiver(Reader):
         """Give everything up; what was registered ends when its sender has answered, or by time."""
         for transfer in list(self._transfers.values()):
             self._step(transfer, RecvInput.ABORT, now, (Outcome.FAILED, Reason.SHUTDOWN, "the receiver is stopping"))
+
+    def check_mine(self, key: Key, request_id: RequestId) -> None:
+        """Raises `LocalProtocolError` when a key has served another request, or does."""
+        transfer = self._transfers.get(key)
+        if transfer is None or transfer.request_id != request_id:
+            self._check_new(key)
 
     def _check_new(self, key: Key) -> None:
         if key in self._transfers or key in self._retired:

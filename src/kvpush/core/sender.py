@@ -75,8 +75,7 @@ class Sender:
         if command.key not in self._transfers:
             return
         transfer = self._mine(command.key, command.request_id, now)
-        transfer.begun = True
-        transfer.at.setdefault("begun", now)
+        transfer.begin(now)
         self._step(transfer, SendInput.BEGIN, now)
 
     def sampled(self, command: Sampled, now: float) -> None:
@@ -255,8 +254,7 @@ class Sender:
         if transfer.state is Send.DRAINING:
             self._step(transfer, SendInput.STOPPED, now)
         elif transfer.state is Send.WRITING and transfer.committed:
-            transfer.at["written"] = now
-            transfer.end_with(Outcome.DELIVERED, Reason.OK, "")
+            transfer.written(now)
             self._step(transfer, SendInput.COMPLETE, now)
         elif transfer.state is Send.WRITING:
             self._step(transfer, SendInput.PAUSE, now)
@@ -364,6 +362,8 @@ class Sender:
             transfer.end_with(Outcome.FAILED, Reason.SPAN_NOT_COVERED, str(error))
             self._step(transfer, SendInput.WITHDRAW, now)
             return
+        if ready.held:
+            self._outbox.count("layers_held", Reason.OK)
         transfer.posted = ready.front
         transfer.committed = transfer.all_posted and transfer.may_commit
         total = transfer.parts + len(ready.plans) if transfer.committed else 0

@@ -111,6 +111,18 @@ class Sending:
         if not self.ops:
             self.wire_s += now - self.wire_since
 
+    def begin(self, now: float) -> None:
+        """The prompt has every block that it needs here."""
+        self.begun = True
+        self.at.setdefault("begun", now)
+
+    def written(self, now: float) -> None:
+        """All of it has arrived."""
+        self.at["written"] = now
+        self.end_with(Outcome.DELIVERED, Reason.OK, "")
+        if self.caller is not None:
+            self.caller.note_pace(self.nbytes, self.wire_s)
+
     def register(self, caller: Caller, message: Register) -> None:
         """A receiver asks for it."""
         self.mode = message.mode

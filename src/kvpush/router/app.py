@@ -11,10 +11,10 @@ import uvloop
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from kvpush.core.errors import ConfigError
 from kvpush.router.admin import has_key
 from kvpush.router.answers import error_answer
 from kvpush.router.config import RouterConfig
+from kvpush.router.listener import listening
 from kvpush.router.relay import send_answer
 from kvpush.router.service import Service
 
@@ -46,9 +46,11 @@ def _service_context(config: RouterConfig) -> Callable[[web.Application], AsyncI
     async def context(app: web.Application) -> AsyncIterator[None]:
         service = Service(config)
         app[SERVICE] = service
-        service.start()
-        yield
-        await service.aclose()
+        try:
+            service.start()
+            yield
+        finally:
+            await service.aclose()
 
     return context
 
@@ -97,14 +99,9 @@ async def running(config: RouterConfig) -> AsyncIterator[str]:
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.host, config.port, reuse_port=config.workers > 1 or None)
-        try:
-            await site.start()
-        except OSError as error:
-            problem = f"{config.host}:{config.port} cannot be listened on: {error.strerror or error}"
-            raise ConfigError("host/port", problem, "Choose a free port of this machine.") from None
-        host, port = runner.addresses[0][:2]
-        yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        assert runner.server is not None
+        async with listening(config, runner.server) as url:
+            yield url
     finally:
         await runner.cleanup()
 

@@ -18,6 +18,8 @@ from kvpush.router.fleet import Fleet
 
 logger = logging.getLogger(__name__)
 
+_NEVER_READ = (-1, -1)
+
 
 class EngineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file's content."""
@@ -46,7 +48,7 @@ class EngineFileWatch:
         self._path = path
         self._fleet = fleet
         self._every_s = every_s
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[int, int] | None = _NEVER_READ  # None: there is no such file
         self._named: dict[EngineSpec, EngineRole] = {}
 
     async def run(self) -> None:

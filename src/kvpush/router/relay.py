@@ -5,12 +5,13 @@ an error event a client understands. A client that reads slowly stops the readin
 waits, and no more than the two sockets' buffers is held.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from json import detect_encoding
 
 import msgspec
 from aiohttp import web
 
+from kvpush.router.ahead import Ahead
 from kvpush.router.answers import Answer, Cause, LegFailed, RequestRefused, broken_leg, error_answer
 from kvpush.router.body import OWNED, encode, parse_fields, strip_owned
 from kvpush.router.idle import IdleTimeout
@@ -19,6 +20,7 @@ from kvpush.router.upstream import Stream
 
 _EVENT_END = b"\n\n"
 _MAX_HELD_BYTES = 1024 * 1024
+_MAX_UNDRAINED_BYTES = 64 * 1024
 
 
 def relay_body(body: bytes) -> bytes:
@@ -42,6 +44,10 @@ def send_answer(answer: Answer, headers: Mapping[str, str]) -> web.Response:
     )
 
 
+def _nothing() -> None:
+    pass
+
+
 class _Response(web.StreamResponse):
     # the head then leaves together with the first chunk, in one system call
     _send_headers_immediately = False
@@ -50,7 +56,11 @@ class _Response(web.StreamResponse):
 class Relay:
     """One answer on its way to a client. `run()` it once; then `ending` says how it went, and `failure` why."""
 
-    def __init__(self, request: web.Request, stream: Stream, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, request: web.Request, stream: Stream | Ahead, headers: Mapping[str, str], on_whole: Callable[[], None]
+    ) -> None:
+        """`on_whole` is called once, when the engine's answer is complete, before the client has its end."""
+        self._on_whole = on_whole
         self.ending = Ending.CLIENT_LEFT
         self.failure: LegFailed | None = None
         self._request = request
@@ -79,12 +89,18 @@ class Relay:
             if self.ending is Ending.CLIENT_LEFT and self._stream.said_done:
                 self.ending = Ending.COMPLETE
 
+    def _note_whole(self) -> None:
+        on_whole, self._on_whole = self._on_whole, _nothing
+        on_whole()
+
     async def _relay(self, patience: IdleTimeout, idle_timeout_s: float, stall_timeout_s: float) -> None:
         await self.response.prepare(self._request)
         held = b""
         is_events = self._stream.is_events
         chunk = self._stream.first
-        while chunk:
+        while not self._stream.is_complete:
+            if self._stream.said_done:
+                self._note_whole()
             if is_events and (held or not chunk.endswith(_EVENT_END)):
                 whole, held = cut_after_event(held + chunk)
                 if whole:
@@ -96,9 +112,12 @@ class Relay:
             chunk = await self._stream.next_chunk()
             self._is_waiting_for_engine = False
             patience.allow(stall_timeout_s)
-        if held:
-            await self.response.write(held)
-        await self.response.write_eof()
+        self._note_whole()
+        last = held + chunk
+        if len(last) > _MAX_UNDRAINED_BYTES:
+            await self.response.write(last)
+            last = b""
+        await self.response.write_eof(last)  # with the answer's end in one system call
 
     async def _timed_out(self) -> None:
         if self._is_waiting_for_engine:

@@ -1,6 +1,7 @@
 """What the routes do. One instance serves one process; owned by the event loop's thread."""
 
 import asyncio
+from functools import partial
 from pathlib import Path as FilePath
 
 import msgspec
@@ -11,12 +12,14 @@ from kvpush.router.answers import LegFailed, RequestRefused, error_answer
 from kvpush.router.asked import OTHER, Asked, parse_asked
 from kvpush.router.body import Route
 from kvpush.router.config import Connector, EngineRole, RouterConfig, SelfCheckMode
+from kvpush.router.dispatch import Path
 from kvpush.router.dispatcher import Dispatcher
 from kvpush.router.enginefile import EngineFileWatch
+from kvpush.router.first_token import Fate
 from kvpush.router.fleet import Fleet
 from kvpush.router.journey import Ending, Journey
 from kvpush.router.metrics import Metrics
-from kvpush.router.pair import Delivery, Legs, Path
+from kvpush.router.pair import Delivery, Legs
 from kvpush.router.relay import Relay, relay_body, send_answer
 from kvpush.router.requestlog import log_request
 from kvpush.router.selfcheck import SelfCheck
@@ -25,6 +28,7 @@ from kvpush.router.upstream import Upstream
 
 PATH_HEADER = "x-kvpush-path"
 TRANSFER_HEADER = "x-kvpush-transfer-id"
+FIRST_TOKEN_HEADER = "x-kvpush-first-token"
 ID_HEADER = "x-request-id"
 _PASSED_ON = ("traceparent", "tracestate", "accept-language")
 
@@ -63,7 +67,8 @@ class Service:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.legs.aclose()
         await self.fleet.aclose()
-        await self.upstream.aclose()
+        self.dispatcher.siblings.close()
+        self.upstream.close()
 
     async def health(self, request: web.Request) -> web.Response:
         """200 when a request could be served now; else 503 and the reasons."""
@@ -101,17 +106,16 @@ class Service:
     async def _deliver(self, request: web.Request, delivery: Delivery, journey: Journey) -> web.StreamResponse:
         seconds = journey.timeline.seconds_to("first_byte")
         self._metrics.first_byte(delivery.dispatch.path, seconds or 0.0)
-        relay = Relay(request, delivery.stream, _headers_of(journey))
+        relay = Relay(request, delivery.stream, _headers_of(journey), partial(self.dispatcher.answered, journey))
         try:
             await relay.run(self.config.idle_timeout_s, self.config.client_stall_timeout_s)
             return relay.response
         finally:
             journey.ending = relay.ending
             if relay.failure is not None:
-                delivery.dispatch.fail(relay.failure)
+                delivery.failed(relay.failure)
             if relay.ending is Ending.COMPLETE:
                 delivery.finish()
-                self.dispatcher.answered(journey)
             delivery.close()
 
     def _end(self, journey: Journey) -> None:
@@ -120,6 +124,7 @@ class Service:
         local = self.dispatcher.local_reason(journey.asked) if path is Path.LOCAL else None
         self._metrics.count(path, journey.ending, len(journey.trail), local)
         self._metrics.conversation(journey)
+        self._metrics.first_token(journey)
         log_request(journey)
 
     async def relay(self, request: web.Request) -> web.StreamResponse:
@@ -141,7 +146,7 @@ class Service:
         try:
             stream = await self.upstream.relay(engine, request.method, request.path_qs, body, self._headers(request))
             try:
-                relay = Relay(request, stream, {PATH_HEADER: Path.LOCAL})
+                relay = Relay(request, stream, {PATH_HEADER: Path.LOCAL}, lambda: None)
                 await relay.run(self.config.idle_timeout_s, self.config.client_stall_timeout_s)
                 return relay.response
             finally:
@@ -152,6 +157,8 @@ class Service:
     async def _body(self, request: web.Request) -> bytes:
         """The whole body. Raises `RequestRefused` when it is too long or too slow."""
         try:
+            if request.content.is_eof():  # it came with the head: most do, and need no timer
+                return await request.read()
             async with asyncio.timeout(self.config.body_timeout_s):
                 return await request.read()
         except web.HTTPRequestEntityTooLarge:
@@ -175,4 +182,6 @@ def _headers_of(journey: Journey) -> dict[str, str]:
     if journey.trail:
         headers[PATH_HEADER] = journey.trail[-1].path
         headers[TRANSFER_HEADER] = journey.trail[-1].key.transfer_id
+        if journey.trail[-1].first_token is Fate.UNCONFIRMED:
+            headers[FIRST_TOKEN_HEADER] = EngineRole.PREFILL
     return headers

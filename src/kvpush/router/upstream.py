@@ -1,77 +1,64 @@
-"""HTTP to the engines: the one place that knows aiohttp's client and maps its exceptions.
+"""HTTP to the engines: requests written, answers judged, and what goes wrong made a `LegFailed`.
 
-Owned by the event loop's thread. Connections are kept for a little less than an engine keeps them (vLLM:
-5 s), so that a request is hardly ever written to a connection that is being closed.
+Owned by the event loop's thread.
 """
 
+import asyncio
 from collections.abc import Mapping
 
-import aiohttp
 import msgspec
 
 from kvpush.router.answers import Answer, Cause, LegFailed, broken_leg
 from kvpush.router.config import RouterConfig
+from kvpush.router.connection import BadAnswer, Connection
 from kvpush.router.engine import Engine
+from kvpush.router.pool import ConnectFailed, Pool
 
 _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 _JSON = "application/json"
 _LAST_EVENT = b"data: [DONE]\n\n"
-_ERROR_EVENT = b'data: {"error":'
+ERROR_EVENT = b'data: {"error":'
 """vLLM answers 200 to a stream before the request has run; this is how it says that it then failed."""
+_BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 
 
 class Upstream:
-    """A client session for all engines. Make it inside the running loop; close it there."""
+    """Connections to all engines. Make it inside the running loop; close it there."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=config.keepalive_s, ttl_dns_cache=30)
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=config.connect_timeout_s, sock_read=config.first_byte_timeout_s
-        )
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            timeout=timeout,
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._pools: dict[str, Pool] = {}
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Close every connection."""
-        await self._session.close()
+        for pool in self._pools.values():
+            pool.close()
 
     async def metrics_page(self, engine: Engine, timeout_s: float) -> str:
         """The engine's `/metrics`. Raises `LegFailed`."""
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
         with mapped(engine):
-            async with self._session.get(engine.url + "/metrics", timeout=timeout) as response:
-                if response.status != 200:
-                    raise _refused(engine, response, await response.read())
-                return await response.text()
+            async with asyncio.timeout(timeout_s):
+                answer = await self._whole(engine, "GET", "/metrics", None, {})
+                return answer.body.decode(errors="replace")
 
     async def whole(self, engine: Engine, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         """Post and read the whole answer, status 2xx. Raises `LegFailed`."""
         with mapped(engine):
-            async with self._session.post(engine.url + path, data=body, headers=headers) as response:
-                content = await _read_bounded(response)
-                if response.status // 100 != 2:
-                    raise _refused(engine, response, content)
-                return Answer(response.status, content, response.headers.get("Content-Type", _JSON))
+            return await self._whole(engine, "POST", path, body, headers)
 
     async def stream(self, engine: Engine, path: str, body: bytes, headers: Mapping[str, str]) -> "Stream":
         """Post and wait for the first byte of a 2xx answer's body. Raises `LegFailed`."""
         with mapped(engine):
-            response = await self._session.post(engine.url + path, data=body, headers=headers)
+            connection = await self._ask(engine, "POST", path, body, headers)
             try:
-                if response.status // 100 != 2:
-                    raise _refused(engine, response, await _read_bounded(response))
-                stream = Stream(engine, response, await response.content.readany())
-                if stream.is_events and stream.first.startswith(_ERROR_EVENT):
-                    raise _failed_event(engine, stream.first)
+                stream = Stream(engine, connection, await connection.read())
+                if stream.status // 100 != 2:
+                    raise _refused(engine, connection, stream.first + await _read_bounded(connection))
+                if stream.is_events and stream.first.startswith(ERROR_EVENT):
+                    raise failed_event(engine, stream.first)
                 return stream
             except BaseException:
-                response.close()
+                connection.release()
                 raise
 
     async def relay(
@@ -79,25 +66,58 @@ class Upstream:
     ) -> "Stream":
         """Any request, any status: the first byte of its answer. Raises `LegFailed` when there is none."""
         with mapped(engine):
-            response = await self._session.request(
-                method, engine.url + path, data=body, headers=headers, allow_redirects=False
-            )
+            connection = await self._ask(engine, method, path, body, headers)
             try:
-                return Stream(engine, response, await response.content.readany())
+                return Stream(engine, connection, await connection.read())
             except BaseException:
-                response.close()
+                connection.release()
                 raise
+
+    async def _whole(
+        self, engine: Engine, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Answer:
+        connection = await self._ask(engine, method, path, body, headers)
+        try:
+            content = await _read_bounded(connection)
+            if connection.answer.status // 100 != 2:
+                raise _refused(engine, connection, content)
+            return Answer(connection.answer.status, content, connection.answer.content_type or _JSON)
+        finally:
+            connection.release()
+
+    async def _ask(
+        self, engine: Engine, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Connection:
+        pool = self._pools.get(engine.url)
+        if pool is None:
+            pool = Pool(engine.url, self._config.connect_timeout_s, self._config.keepalive_s)
+            self._pools[engine.url] = pool
+        connection = await pool.take()
+        head = request_head(method, pool.base_path + path, {"Host": pool.host, **headers}, body)
+        connection.ask(method, head + (body or b""), self._config.first_byte_timeout_s)
+        return connection
+
+
+def request_head(method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
+    """A request up to its empty line. Raises `ValueError` for a value that would not stay one line."""
+    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    if body is not None or method not in _BODILESS:
+        lines.append(f"Content-Length: {len(body or b'')}")
+    text = "\r\n".join(lines)
+    if text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1:
+        raise ValueError("a header has a line break in it")
+    return text.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
 
 
 class Stream:
     """An answer whose first bytes are here and whose rest is still coming. Close it."""
 
-    def __init__(self, engine: Engine, response: aiohttp.ClientResponse, first: bytes) -> None:
+    def __init__(self, engine: Engine, connection: Connection, first: bytes) -> None:
         self.engine = engine
-        self.status = response.status
-        self.content_type = response.headers.get("Content-Type", _JSON)
-        self.content_length = response.headers.get("Content-Length")
-        self._response = response
+        self.status = connection.answer.status
+        self.content_type = connection.answer.content_type or _JSON
+        self.content_length = connection.answer.content_length
+        self._connection = connection
         self.first = first
         self.last = first
 
@@ -107,6 +127,11 @@ class Stream:
         return self.content_type.startswith("text/event-stream")
 
     @property
+    def is_complete(self) -> bool:
+        """True once nothing will come after what was handed over last."""
+        return self._connection.answer.is_complete and not self._connection.answer.buffered_bytes
+
+    @property
     def said_done(self) -> bool:
         """True once the last event of OpenAI's streams is here; clients may leave without waiting for more."""
         return self.last.endswith(_LAST_EVENT)
@@ -114,7 +139,7 @@ class Stream:
     async def next_chunk(self) -> bytes:
         """More of the body, b"" at its end. Raises `LegFailed` when it breaks off."""
         with mapped(self.engine):
-            chunk = await self._response.content.readany()
+            chunk = await self._connection.read()
         if chunk:
             self.last = chunk
         return chunk
@@ -126,14 +151,11 @@ class Stream:
 
     def close(self) -> None:
         """Stop: the engine sees its client leave unless the answer was complete. Idempotent."""
-        if self._response.content.at_eof():
-            self._response.release()
-        else:
-            self._response.close()
+        self._connection.release()
 
 
 class mapped:
-    """Turn the client's exceptions in a block into `LegFailed`, and look at the engine again at once."""
+    """Turn what goes wrong with a connection in a block into `LegFailed`, and look at the engine again at once."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -142,27 +164,25 @@ class mapped:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (aiohttp.ClientError, OSError)):
+        if isinstance(error, OSError):
             raise _failed(self._engine, error) from None
 
 
-def _failed(engine: Engine, error: Exception) -> LegFailed:
-    """`TimeoutError` is an `OSError`."""
-    if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
-        engine.refresh.set()
-        return broken_leg(engine.role, engine.url, Cause.UNREACHABLE, _say(error))
+def _failed(engine: Engine, error: OSError) -> LegFailed:
+    """`TimeoutError` is an `OSError`, and so are the pool's and the connection's own."""
     if isinstance(error, TimeoutError):
         return broken_leg(engine.role, engine.url, Cause.TIMEOUT, "it did not answer in time")
     engine.refresh.set()
-    return broken_leg(engine.role, engine.url, Cause.BROKEN, _say(error))
+    cause = Cause.UNREACHABLE if isinstance(error, ConnectFailed) else Cause.BROKEN
+    return broken_leg(engine.role, engine.url, cause, _say(error))
 
 
 def _say(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _refused(engine: Engine, response: aiohttp.ClientResponse, body: bytes) -> LegFailed:
-    answer = Answer(response.status, body, response.headers.get("Content-Type", _JSON))
+def _refused(engine: Engine, connection: Connection, body: bytes) -> LegFailed:
+    answer = Answer(connection.answer.status, body, connection.answer.content_type or _JSON)
     return LegFailed(engine.role, engine.url, Cause.REFUSED, answer)
 
 
@@ -174,8 +194,8 @@ class _ErrorEvent(msgspec.Struct):
     error: _Error
 
 
-def _failed_event(engine: Engine, first: bytes) -> LegFailed:
-    """A stream whose first event is an error, as the answer it would have been without a stream."""
+def failed_event(engine: Engine, first: bytes) -> LegFailed:
+    """A stream that begins with an error event, as the answer it would have been without a stream."""
     body = first[len(b"data: ") :].split(b"\n\n", 1)[0]
     try:
         code = msgspec.json.decode(body, type=_ErrorEvent).error.code
@@ -184,13 +204,12 @@ def _failed_event(engine: Engine, first: bytes) -> LegFailed:
     return LegFailed(engine.role, engine.url, Cause.REFUSED, Answer(code if 400 <= code < 600 else 500, body))
 
 
-async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+async def _read_bounded(connection: Connection) -> bytes:
     parts: list[bytes] = []
     size = 0
-    async for part in response.content.iter_any():
+    while part := await connection.read():
         parts.append(part)
         size += len(part)
         if size > _MAX_ANSWER_BYTES:
-            response.close()
-            raise aiohttp.ClientPayloadError(f"the answer is longer than {_MAX_ANSWER_BYTES} bytes")
+            raise BadAnswer(f"its answer is longer than {_MAX_ANSWER_BYTES} bytes")
     return b"".join(parts)

@@ -1,7 +1,8 @@
 """Several router processes on one port: the kernel shares connections among them (SO_REUSEPORT).
 
-Each worker knows exactly what it has sent itself, and what the others have only from the engines' metrics.
-Its `/metrics` are its own. When one worker dies all are stopped: a supervisor restarts the whole.
+Each worker knows exactly what it has sent itself, and what the others have only from the engines' metrics. Turns of
+conversations they tell each other (siblings.py). `/metrics` are those of the worker that answers. When one worker dies
+all are stopped: a supervisor restarts the whole.
 """
 
 import logging
@@ -10,12 +11,15 @@ import signal
 import socket
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FrameType
 
 import msgspec
 
 from kvpush.core.errors import ConfigError, KVPushError
 from kvpush.router.config import RouterConfig
+from kvpush.router.enginefile import read_engines
+from kvpush.router.siblings import meeting_places
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +27,18 @@ logger = logging.getLogger(__name__)
 def run_workers(config: RouterConfig, log_level: int) -> None:
     """Serve with `config.workers` processes until SIGINT or SIGTERM, or until one of them dies.
 
-    Raises `ConfigError` when the port cannot be shared, `KVPushError` when a worker died.
+    Raises `ConfigError` when the port cannot be shared or the engines file not be read, `KVPushError` when a worker
+    died.
     """
-    with reserve(config) as reserved:
-        config = msgspec.structs.replace(config, port=reserved.getsockname()[1])
+    if config.engines_file:
+        read_engines(Path(config.engines_file))
+    with reserve(config) as reserved, meeting_places(config.workers) as places:
+        port = reserved.getsockname()[1]
+        configs = [msgspec.structs.replace(config, port=port, sibling_sockets=sockets) for sockets in places]
         spawn = multiprocessing.get_context("spawn")
         workers: list[BaseProcess] = [
-            spawn.Process(target=_work, args=(config, log_level), name=f"router-{number}")
-            for number in range(config.workers)
+            spawn.Process(target=_work, args=(one, log_level), name=f"router-{number}")
+            for number, one in enumerate(configs)
         ]
         _supervise(workers)
 
@@ -70,8 +78,9 @@ def _supervise(workers: list[BaseProcess]) -> None:
     try:
         for worker in workers:
             worker.start()
-        wait([worker.sentinel for worker in workers])
-        dead = next(worker for worker in workers if not worker.is_alive())
+        ended = wait([worker.sentinel for worker in workers])
+        dead = next(worker for worker in workers if worker.sentinel in ended)
+        dead.join()  # its sentinel may be seen a moment before its status
         raise KVPushError(f"{dead.name} ended with status {dead.exitcode}; the other workers are stopped")
     except _Stopped:
         logger.info("stopping %d workers", len(workers))

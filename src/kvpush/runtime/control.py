@@ -29,6 +29,7 @@ from kvpush.runtime.sockets import (
     ControlConfig,
     Socket,
     bind,
+    connection_of,
     make_context,
     make_listener,
     monitor_events,
@@ -202,12 +203,17 @@ class ControlChannel:
                 return
             identity, *parts = self._listener.recv_multipart(zmq.NOBLOCK, copy=False)
             link = self._inbound.heard(identity.bytes) or self._accept(identity.bytes, parts)
-            yield from self._frames(link, [[part.bytes for part in parts]])
+            if link is not None:
+                yield from self._frames(link, [[part.bytes for part in parts]])
 
-    def _accept(self, identity: bytes, parts: list[zmq.Frame]) -> LinkId:
-        """A peer's first message. The number of its connection may be that of one which has just ended."""
+    def _accept(self, identity: bytes, parts: list[zmq.Frame]) -> LinkId | None:
+        """A peer's first message. The number of its connection may be that of one which has just ended; None for a peer
+        of a ZeroMQ too old to have one, which could not be followed."""
         self._follow_connections()
-        fd = int(parts[0].get(zmq.SRCFD))
+        fd = connection_of(parts[0])
+        if fd is None:
+            self._count("control_message_refused", Reason.BAD_MESSAGE)
+            return None
         self._gone += map(LinkLost, self._inbound.make_room(fd))
         return self._inbound.accept(identity, fd)
 

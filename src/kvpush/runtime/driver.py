@@ -20,7 +20,7 @@ from typing import ParamSpec, Protocol
 from kvpush.core.commands import Command, Stop
 from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, PostRead, RemovePeer, SendFrame
 from kvpush.core.endpoint import Endpoint
-from kvpush.core.errors import Reason, TransportError
+from kvpush.core.errors import LocalProtocolError, Reason, TransportError
 from kvpush.core.events import Counted, Event, Stopped
 from kvpush.core.ids import Address, LinkId
 from kvpush.runtime.control import Arrival, FrameArrived, LinkLost, LinkRefused
@@ -348,6 +348,10 @@ class Driver:
             return False
 
     def _report(self, step: str, error: Exception) -> None:
+        if isinstance(error, LocalProtocolError):  # counted by the endpoint, which has answered it
+            if self._warnings.allows(error.reason, self._clock()):
+                logger.warning("kvpush does not do what a request asks for: %s", error)
+            return
         self._own_events.append(Counted("step_failed", Reason.INTERNAL))
         if self._warnings.allows(type(error).__name__, self._clock()):
             logger.error("A bug in kvpush: %s failed", step, exc_info=error)

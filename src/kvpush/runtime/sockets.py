@@ -89,7 +89,7 @@ def bind(listener: Socket, address: Address) -> Address:
     try:
         listener.bind(f"tcp://{address}")
     except zmq.ZMQError as error:
-        raise ControlError(f"cannot listen on {address}: {_explain(error, address)}") from error
+        raise ControlError(f"cannot listen on {address}: {_explain(error, address)}") from None
     return Address(address.host, int(listener.get_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1]))
 
 
@@ -137,6 +137,17 @@ def monitor_events(monitor: Socket) -> list[tuple[int, int]]:
         event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
         happened.append((int(event["event"]), int(event["value"])))
     return happened
+
+
+def connection_of(part: zmq.Frame) -> int | None:
+    """The file descriptor of the connection that a message came by; None where ZeroMQ does not say.
+
+    It does not for peers that speak ZMTP 1.0 or 2.0, as random bytes may seem to.
+    """
+    try:
+        return int(part.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
 
 
 def readable(socket: Socket) -> bool:

@@ -1,26 +1,32 @@
-"""What a stepped engine (see stepped.py) is told, and what it reports: plain values, pickled over a connection."""
+"""What a stepped engine (see stepped.py) is, is told, and reports: plain values, pickled over a connection."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from kvpush.runtime.counters import Counters
 
 
 @dataclass(frozen=True, kw_only=True)
-class SteppedEngine:
-    """What to be. `role` "" is an engine without a connector; `extra` is its `kv_connector_extra_config`."""
+class EngineConfig:
+    """What to be. `role` "" is an engine without a connector; `extra` is its `kv_connector_extra_config`.
+
+    `num_blocks` None leaves the size of the pool to vLLM. `environment` is of the engine's own process.
+    """
 
     name: str
     model: str
-    log: Path
-    role: str = ""
-    policy: str = "recompute"
+    role: str = "kv_both"
+    failure_policy: str = "fail"
     block_size: int = 32
-    num_blocks: int = 256
-    max_num_seqs: int = 16
-    extra: Mapping[str, str | int | float] = field(default_factory=dict)
+    num_blocks: int | None = None
+    prefix_caching: bool = True
+    max_model_len: int = 4096
+    max_num_batched_tokens: int = 4096
+    max_num_seqs: int = 64
+    scheduler_cls: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +66,8 @@ Order = Submit | Leave | Tell | Expose | End
 
 @dataclass(frozen=True)
 class Standing:
-    """Report: how the engine stands. `listens`: its transfer thread's address. The first one says that it is up."""
+    """Report: how the engine stands. The first one says that it is up."""
 
-    host: str
-    port: int
     free_blocks: int
     requests: int
     counters: Counters

@@ -34,7 +34,10 @@ class Push(StrEnum):
 
     WHOLE = "whole"  # when its request has finished
     PROGRESSIVE = "progressive"  # chunk by chunk, each when its forward pass is done
-    LAYERWISE = "layerwise"  # and within a forward pass a few layers at a time, where it is long enough
+    LAYERWISE = "layerwise"  # and within a forward pass a few layers at a time, where that pays
+
+
+_REMEDIES = {name: f"Use one of {', '.join(choices)}." for name, choices in (("mode", ModeSetting), ("push", Push))}
 
 
 class Keeping(NamedTuple):
@@ -64,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     poll_us: int = 100
     switch_us: int = 500
     mode: ModeSetting = ModeSetting.PUSH
-    push: Push = Push.WHOLE
+    push: Push = Push.LAYERWISE
     keep_share: float = 0.3
     keep_s: float = 300.0
     reserve_early: float = 0.5
@@ -126,7 +129,7 @@ def _convert(given: Mapping[str, Any], into: type[_T]) -> _T:
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at ")
         name = re.sub(r"^`\$\.?|`$", "", path)
-        raise ConfigError(f"{FIELD}.{name}" if name else FIELD, problem, "Correct it.") from None
+        raise ConfigError(f"{FIELD}.{name}" if name else FIELD, problem, _REMEDIES.get(name, "Correct it.")) from None
 
 
 def _require(holds: bool, name: str, value: object, remedy: str) -> None:
