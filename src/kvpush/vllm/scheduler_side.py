@@ -37,7 +37,7 @@ from kvpush.vllm.keys import sub_key
 from kvpush.vllm.lull import Lull
 from kvpush.vllm.metadata import RankReport, StepCommands
 from kvpush.vllm.orders import Orders
-from kvpush.vllm.receiving import Receiving, Stage, computes_itself
+from kvpush.vllm.receiving import Receiving, Stage, computes_itself, least_tokens
 from kvpush.vllm.reserve import Reserve
 from kvpush.vllm.sending_side import Handover, SendingSide
 from kvpush.vllm.settings import Keeping, Push
@@ -174,17 +174,12 @@ class SchedulerSide:
             return None
         record.computed = computed
         missing = record.end - computed
-        if missing < self._least_tokens(record):
+        if missing < least_tokens(record, min(self._block_sizes), self._first_tokens):
             return 0
         if record.begun or self._reserve.allows(missing):
             return missing
         self._hear()
         return missing if record.begun else None
-
-    def _least_tokens(self, record: Receiving) -> int:
-        """What is worth to be sent. Of a whole prompt vLLM computes the last token in any case, to sample from it; less
-        than a block of an earlier turn is not."""
-        return 2 if record.purpose is Purpose.PROMPT else min(self._block_sizes)
 
     def blocks_allocated(self, request: Request, blocks: "KVCacheBlocks", remote_tokens: int) -> None:
         """vLLM has allocated blocks, `remote_tokens` of them for us to fill."""

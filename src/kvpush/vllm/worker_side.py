@@ -34,8 +34,8 @@ from kvpush.vllm.step_push import StepPush
 logger = logging.getLogger(__name__)
 
 STEPS_AHEAD = 16
-"""For how many steps an event waits for the one that brings its command: more than vLLM ever has under way. After that it
-is one that vLLM does not wait for, such as the end of a request that never got blocks."""
+"""For how many steps an event waits for the one that brings its command: more than vLLM ever has under way. After that
+it is one that vLLM does not wait for, such as the end of a request that never got blocks."""
 
 _NOTHING = RankReport()
 
