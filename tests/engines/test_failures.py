@@ -191,7 +191,7 @@ class TestStrangers:
                 assert _refusal(stranger, frame).reason is Reason.BAD_MESSAGE
             stranger.say(b"two", b"parts")
             shout(engine, noise.randbytes(20_000))
-            eventually(lambda: engine.look().counted.get("control_message_refused bad_message") == 1)
+            eventually(lambda: engine.look().counted.get("control_message_refused bad_message", 0) >= 1)
         assert engine.look().counted["refused bad_message"] == 4
 
     @pytest.mark.parametrize("name", ["prefill", "decode"])

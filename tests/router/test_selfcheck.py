@@ -51,6 +51,7 @@ async def test_failing_pair_is_named_with_the_engines_own_words(
     async with rigged([refuse], self_check=SelfCheckMode.ON, ready=False) as rig:
         await until(lambda: any("self-check" in line for line in caplog.messages))
         assert "wrong role" in await problems_of(rig)
+        assert "The log of the decode engine" in await problems_of(rig)
         assert rig.prefill.url in await problems_of(rig)
 
 

@@ -74,6 +74,13 @@ def test_unknown_setting_is_answered_with_those_that_exist() -> None:
         read_settings({"lease": 3}, {})
 
 
+def test_unknown_choice_is_answered_with_those_that_exist() -> None:
+    with pytest.raises(ConfigError, match=r"mode: .*shove.* Use one of push, pull, auto"):
+        read_settings({"mode": "shove"}, {})
+    with pytest.raises(ConfigError, match=r"push: .*early.* Use one of whole, progressive, layerwise"):
+        read_settings({"push": "early"}, {})
+
+
 def test_bad_port_in_the_environment_names_the_variable() -> None:
     with pytest.raises(ConfigError, match="VLLM_NIXL_SIDE_CHANNEL_PORT"):
         read_settings({}, {"VLLM_NIXL_SIDE_CHANNEL_PORT": "high"})

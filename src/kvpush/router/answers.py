@@ -37,6 +37,7 @@ class Cause(StrEnum):
     BROKEN = "broken"  # the connection or the answer broke: the engine may still be working on it
     TIMEOUT = "timeout"
     REFUSED = "refused"  # a complete answer with a status other than 2xx
+    CONTRADICTED = "contradicted"  # the answer does not go on from the first token that the client has been sent
 
 
 _FAULTY_STATUS = frozenset({500, 502, 503, 504})
@@ -56,7 +57,10 @@ class LegFailed(KVPushError):
 
     @property
     def engines_fault(self) -> bool:
-        """True when another engine might do better. A client's mistake, or a full queue, is no fault."""
+        """True when another engine might do better. A client's mistake, a full queue, or another first token is no
+        fault."""
+        if self.cause is Cause.CONTRADICTED:
+            return False
         return self.cause is not Cause.REFUSED or self.answer.status in _FAULTY_STATUS
 
 

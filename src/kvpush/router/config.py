@@ -46,6 +46,13 @@ class ConversationMode(StrEnum):
     OFF = "off"
 
 
+class FirstTokenMode(StrEnum):
+    """Whose first token a client is sent: both engines' are the same."""
+
+    DECODE = "decode"  # the decode engine's, once it has the prompt's KV
+    FORWARD = "forward"  # the prefill engine's, when it has been sampled, where the decode engine begins with it
+
+
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine as configured. What is None is read from the engine's own `/metrics`."""
 
@@ -106,6 +113,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine sets aside for KV on its way, as a part of its pool. `late_decode` starts the prefill leg at once and chooses
     the decode engine `late_decode_lead_s` before the prompt is expected to be done.
 
+    `first_token`: see docs/router.md; decode engines need kvpush's scheduler class for `forward`.
+
     `conversations`: see docs/conversations.md; `max_conversations` bounds how many turns are remembered.
 
     `api_keys`: clients must send one of them, if there are any. `admin_key` "" turns the admin routes off.
@@ -133,6 +142,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     late_decode: bool = False
     late_decode_lead_s: float = 0.1
     prefill_loss: PrefillLoss = PrefillLoss.FAIL
+    first_token: FirstTokenMode = FirstTokenMode.DECODE
     max_body_bytes: int = 64 * 1024 * 1024
     engine_api_key: str = ""
     api_keys: frozenset[str] = frozenset()
@@ -153,6 +163,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.port < 65536:
             raise ConfigError("port", f"{self.port} is no TCP port", "Use 1..65535, or 0 for any free one.")
         _check_engines(self)
+        if self.first_token is FirstTokenMode.FORWARD and self.connector is not Connector.KVPUSH:
+            problem = f"'forward' with connector '{self.connector}', whose decode engines sample it themselves"
+            raise ConfigError("first_token", problem, "Use decode, or connector kvpush.")
 
 
 _ZERO_ALLOWED = frozenset({"port", "local_below_tokens", "late_decode"})

@@ -10,13 +10,15 @@ from kvpush.core.ids import Key
 from kvpush.router.admission import Admission
 from kvpush.router.answers import Cause, LegFailed, RequestRefused, error_answer
 from kvpush.router.asked import Asked, Local
-from kvpush.router.config import Connector, ConversationMode, EngineRole, PrefillLoss, RouterConfig
+from kvpush.router.config import Connector, ConversationMode, EngineRole, FirstTokenMode, PrefillLoss, RouterConfig
 from kvpush.router.connectors import local_reason
 from kvpush.router.conversations import Conversations, beginnings_of
+from kvpush.router.dispatch import Dispatch, Path
 from kvpush.router.engine import Seat
+from kvpush.router.first_token import Fate, is_certain
 from kvpush.router.fleet import Fleet
 from kvpush.router.journey import Journey, new_transfer_id
-from kvpush.router.pair import Delivery, Dispatch, Legs, Path
+from kvpush.router.pair import Delivery, Legs
 from kvpush.router.siblings import KeptTurn, Siblings
 
 TRIES = 2
@@ -82,6 +84,7 @@ class Dispatcher:
             dispatch.decode = await self._decode_seat(journey)
             return await self._legs.open_local(dispatch)
         self._continue_conversation(journey, dispatch)
+        dispatch.first_token = self._first_token(journey.asked)
         if self._config.late_decode:
             dispatch.prefill = self._prefill_seat(journey)
             eta_s = dispatch.prefill.engine.prefill_eta_s(dispatch.prefill.queue_tokens)
@@ -103,6 +106,12 @@ class Dispatcher:
         if journey.beginnings:
             dispatch.reuse = self._conversations.take(journey.beginnings)
             dispatch.keep = Key(new_transfer_id())
+
+    def _first_token(self, asked: Asked) -> Fate | None:
+        """What is known of the first token before any leg is sent; None when it need not be sent early."""
+        if self._config.first_token is FirstTokenMode.DECODE or not asked.stream:
+            return None
+        return Fate.UNDECIDED if is_certain(asked.fields) else Fate.EXCLUDED
 
     def answered(self, journey: Journey) -> None:
         """The engine's answer is complete: the conversation may go on, as soon as the client has it."""

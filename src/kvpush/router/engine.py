@@ -11,7 +11,7 @@ from kvpush.router.asked import Asked
 from kvpush.router.breaker import Breaker
 from kvpush.router.config import EngineRole, EngineSpec
 from kvpush.router.prefixes import Prefixes
-from kvpush.router.scrape import Sample
+from kvpush.router.scrape import FIRST_TOKEN_USED, Sample
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Engine:
     `sample` is None until a poll has worked, and again after one has failed; `problem` says why the last one
     did. `requests` and `tokens` are the router's own legs in flight, `unwritten_tokens` those promised to a
     decode engine whose KV has not arrived yet. `refresh` asks for a poll now; `room` says that promises shrank.
-    `generation` counts the engine's starts.
+    `generation` counts the engine's starts. `contradictions` keeps first tokens from being sent early when answers
+    have not begun with them; `begins_with_first_tokens` is what the engine itself said last.
     """
 
     spec: EngineSpec
@@ -51,6 +52,8 @@ class Engine:
     served: int = 0
     failed: Counter[Cause] = field(default_factory=Counter)
     breaker: Breaker = field(default_factory=Breaker)
+    contradictions: Breaker = field(default_factory=Breaker)
+    begins_with_first_tokens: bool = False
     prefixes: Prefixes = field(default_factory=Prefixes)
     refresh: asyncio.Event = field(default_factory=asyncio.Event)
     room: asyncio.Event = field(default_factory=asyncio.Event)
@@ -99,6 +102,8 @@ class Engine:
             self.generation += 1
             self.prefixes.clear()
             self.breaker.succeeded()
+        seen = sample.identity
+        self.begins_with_first_tokens = seen is not None and seen.first_token == FIRST_TOKEN_USED
         self.sample, self.problem, self._requests_at_poll = sample, "", self.requests
 
     def unreachable(self, problem: str) -> None:

@@ -9,7 +9,7 @@ from kvpush.router.answers import LegFailed
 from kvpush.router.asked import Asked
 from kvpush.router.config import EngineRole, RouterConfig
 from kvpush.router.conversations import Beginnings
-from kvpush.router.pair import Dispatch, Path, may_be_prefills_fault
+from kvpush.router.dispatch import Dispatch, Path, may_be_prefills_fault
 from kvpush.router.timeline import Timeline
 
 

@@ -7,9 +7,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvpush.router.asked import Local
+from kvpush.router.dispatch import Path
 from kvpush.router.engine import Engine
 from kvpush.router.journey import Ending, Journey
-from kvpush.router.pair import Path
 
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
@@ -43,6 +43,12 @@ class Metrics:
             "Prompt tokens that a prefill engine did not compute, because an earlier turn was kept elsewhere.",
             registry=self._registry,
         )
+        self._first_tokens = Counter(
+            "kvpush_router_first_token",
+            "Streamed requests that took two engines, by what became of the prefill engine's first token.",
+            ["outcome"],
+            registry=self._registry,
+        )
         self._first_byte = Histogram(
             "kvpush_router_first_byte_seconds",
             "From the request's arrival to the first byte of its answer.",
@@ -63,6 +69,11 @@ class Metrics:
         if journey.trail and journey.trail[-1].reuse is not None:
             self._turns.inc()
             self._reused.inc(journey.trail[-1].reused_tokens)
+
+    def first_token(self, journey: Journey) -> None:
+        """One request has ended, whose first token may have been sent early."""
+        if journey.trail and (fate := journey.trail[-1].first_token) is not None:
+            self._first_tokens.labels(fate).inc()
 
     def first_byte(self, path: Path, seconds: float) -> None:
         """One answer has begun."""

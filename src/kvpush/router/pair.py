@@ -7,28 +7,18 @@ which is how an engine learns that nobody wants the answer.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Awaitable, Callable, Coroutine
 
 import msgspec
 
-from kvpush.core.ids import Key
-from kvpush.core.params import Reference
+from kvpush.router.ahead import Ahead, DecodeLeg
 from kvpush.router.answers import Cause, LegFailed, broken_leg
-from kvpush.router.asked import Asked
 from kvpush.router.body import encode, with_params
-from kvpush.router.config import Connector, EngineRole
-from kvpush.router.connectors import (
-    decode_params,
-    is_concurrent,
-    prefill_params,
-    read_prefill_answer,
-    tokens_not_computed,
-)
+from kvpush.router.connectors import decode_params, is_concurrent
+from kvpush.router.dispatch import Dispatch
 from kvpush.router.engine import Seat
-from kvpush.router.prefill_body import prefill_fields
-from kvpush.router.timeline import Timeline
+from kvpush.router.first_token import Fate, FirstToken
+from kvpush.router.prefill_leg import Prefilled, run_prefill
 from kvpush.router.upstream import Stream, Upstream
 
 CAUSE_GRACE_S = 0.05
@@ -37,73 +27,13 @@ CAUSE_GRACE_S = 0.05
 LINGER_S = 0.25
 """How long a prefill leg may outlive a complete answer; its own answer is normally on its way by then."""
 
-
-class Path(StrEnum):
-    """Which way an answer came: the `x-kvpush-path` header and a counter's label."""
-
-    PD = "pd"  # prefill engine and decode engine
-    LOCAL = "local"  # the decode engine alone, on purpose
-    RECOMPUTED = "recomputed"  # the decode engine alone, because prefill failed
-
-
 TakeSeat = Callable[[], Awaitable[Seat]]
-
-
-@dataclass(eq=False, kw_only=True)
-class Dispatch:
-    """One try to serve a request under a key of its own.
-
-    `decode` is set once a decode engine is chosen, for which `hold_decode_s` seconds are waited, or until the
-    prefill leg has ended. `reuse` is where an earlier turn is kept, `keep` under which key this one is to be; so many
-    tokens as `reused_tokens` were not computed.
-    """
-
-    asked: Asked
-    key: Key
-    connector: Connector
-    path: Path
-    headers: Mapping[str, str]
-    timeline: Timeline
-    prefill: Seat | None = None
-    decode: Seat | None = None
-    hold_decode_s: float = 0.0
-    reuse: Reference | None = None
-    keep: Key | None = None
-    reused_tokens: int = 0
-    failures: list[LegFailed] = field(default_factory=list)
-
-    def fail(self, failure: LegFailed) -> None:
-        """Note a leg's failure on the dispatch and on the engine at fault."""
-        self.failures.append(failure)
-        for seat in (self.prefill, self.decode):
-            if seat is not None and seat.engine.url == failure.engine:
-                seat.engine.leg_failed(failure, time.monotonic())
-
-    def suspect_prefill(self, failure: LegFailed) -> None:
-        """The decode leg has failed before its first byte: perhaps because the KV never came."""
-        if self.prefill is not None and may_be_prefills_fault(failure):
-            self.prefill.engine.breaker.failed(time.monotonic())
-
-    def release(self) -> None:
-        """Give back every seat."""
-        for seat in (self.prefill, self.decode):
-            if seat is not None:
-                seat.release()
-
-
-def may_be_prefills_fault(failure: LegFailed) -> bool:
-    """Whether a decode leg's failure may have its cause on the other engine.
-
-    Both are then suspects, and the innocent one is cleared by its next leg with another partner.
-    """
-    is_decode = failure.role is EngineRole.DECODE
-    return is_decode and failure.engines_fault and failure.cause in (Cause.REFUSED, Cause.TIMEOUT)
 
 
 class Delivery:
     """An answer that has begun: relay `stream`, then `finish()` when it came to its end, in any case `close()`."""
 
-    def __init__(self, legs: "Legs", dispatch: Dispatch, stream: Stream, prefill: "_Prefill | None") -> None:
+    def __init__(self, legs: "Legs", dispatch: Dispatch, stream: Stream | Ahead, prefill: "_Prefill | None") -> None:
         self.dispatch = dispatch
         self.stream = stream
         self._legs = legs
@@ -114,6 +44,12 @@ class Delivery:
         """The answer is complete: the prefill leg's own answer may still come in a moment."""
         self._grace_s = LINGER_S
 
+    def failed(self, failure: LegFailed) -> None:
+        """The answer broke off. Where it had not come from the decode engine yet, its prompt may not have either."""
+        self.dispatch.fail(failure)
+        if self.dispatch.first_token is Fate.UNCONFIRMED:
+            self.dispatch.suspect_prefill(failure)
+
     def close(self) -> None:
         """End what is left of both legs, without waiting for it."""
         self.stream.close()
@@ -123,8 +59,7 @@ class Delivery:
             self._legs.end_later(self.dispatch, self._prefill, self._grace_s)
 
 
-_Prefill = asyncio.Task[msgspec.Raw | None]
-_Decode = asyncio.Task[Stream]
+_Prefill = asyncio.Task[Prefilled]
 
 
 class Legs:
@@ -143,7 +78,9 @@ class Legs:
         assert dispatch.decode is not None
         dispatch.decode.written()
         try:
-            return Delivery(self, dispatch, await self._decode(dispatch, encode(dispatch.asked.fields)), None)
+            stream = await self._decode(dispatch, encode(dispatch.asked.fields))
+            dispatch.timeline.mark("first_byte")
+            return Delivery(self, dispatch, stream, None)
         except BaseException as error:
             _give_up(dispatch, error)
             raise
@@ -153,23 +90,43 @@ class Legs:
 
         `take_seat` says on which decode engine, where that is not yet known; the prefill leg has then been sent.
         """
-        prefill: _Prefill = asyncio.create_task(self._prefill(dispatch))
-        decode: _Decode = asyncio.create_task(self._decode_after(dispatch, prefill, take_seat))
+        prefill: _Prefill = asyncio.create_task(run_prefill(self._upstream, dispatch, self._outlive))
+        decode: DecodeLeg = asyncio.create_task(self._decode_after(dispatch, prefill, take_seat))
         try:
-            return Delivery(self, dispatch, await _first_byte(prefill, decode), prefill)
+            stream = await self._first_byte(dispatch, prefill, decode)
+            dispatch.timeline.mark("first_byte")
+            return Delivery(self, dispatch, stream, prefill)
         except BaseException as error:
             await _end_both(prefill, decode)
             _give_up(dispatch, error)
             raise
+
+    async def _first_byte(self, dispatch: Dispatch, prefill: _Prefill, decode: DecodeLeg) -> Stream | Ahead:
+        await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
+        token = None if decode.done() else prefill.result().first_token
+        if dispatch.first_token is Fate.UNDECIDED:
+            dispatch.settle(_fate(dispatch, token, decode))
+        if token is not None and dispatch.first_token is Fate.UNCONFIRMED:
+            return Ahead(token, decode, lambda: dispatch.awaited_engine, dispatch.settle, self._abandon)
+        return await _answer_of(prefill, decode)
+
+    def _abandon(self, decode: DecodeLeg) -> None:
+        """End a decode leg whose client has left."""
+        decode.cancel()
+        self._outlive(_dispose(decode))
+
+    def _outlive(self, ending: Coroutine[None, None, None]) -> None:
+        """Let something end that nobody waits for."""
+        task = asyncio.create_task(ending)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     def end_later(self, dispatch: Dispatch, prefill: _Prefill, grace_s: float) -> None:
         """End a prefill leg that nobody waits for."""
         if prefill.done():
             _note_end(dispatch, prefill)
             return
-        task = asyncio.create_task(self._end_prefill(dispatch, prefill, grace_s))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self._outlive(self._end_prefill(dispatch, prefill, grace_s))
 
     async def _end_prefill(self, dispatch: Dispatch, prefill: _Prefill, grace_s: float) -> None:
         await asyncio.wait((prefill,), timeout=grace_s)
@@ -184,8 +141,8 @@ class Legs:
             dispatch.decode = await take_seat()
         if is_concurrent(dispatch.connector):
             return await self._decode(dispatch, _push_body(dispatch))
-        params = await asyncio.shield(prefill)
-        return await self._decode(dispatch, _pull_body(dispatch, params))
+        prefilled = await asyncio.shield(prefill)
+        return await self._decode(dispatch, _pull_body(dispatch, prefilled.params))
 
     async def _decode(self, dispatch: Dispatch, body: bytes) -> Stream:
         seat = dispatch.decode
@@ -193,38 +150,27 @@ class Legs:
         seat.engine.breaker.sent(time.monotonic())
         dispatch.timeline.mark("decode_sent")
         stream = await self._upstream.stream(seat.engine, dispatch.asked.route, body, dispatch.headers)
-        dispatch.timeline.mark("first_byte")
+        dispatch.timeline.mark("decode_begun")
         seat.written()
         seat.engine.succeeded()
         return stream
 
-    async def _prefill(self, dispatch: Dispatch) -> msgspec.Raw | None:
-        seat = dispatch.prefill
-        assert seat is not None
-        seat.engine.breaker.sent(time.monotonic())
-        fields = prefill_fields(dispatch.asked.route, dispatch.asked.fields)
-        body = with_params(fields, prefill_params(dispatch.connector, dispatch.key, dispatch.reuse))
-        started = time.monotonic()
-        try:
-            dispatch.timeline.mark("prefill_sent")
-            answer = await self._upstream.whole(seat.engine, dispatch.asked.route, body, dispatch.headers)
-            params = read_prefill_answer(answer.body)
-        except msgspec.DecodeError as error:
-            detail = f"its answer is not JSON: {error}"
-            raise broken_leg(seat.engine.role, seat.engine.url, Cause.BROKEN, detail) from None
-        finally:
-            seat.release()
-        dispatch.timeline.mark("prefill_done")
-        dispatch.reused_tokens = tokens_not_computed(dispatch.connector, params)
-        seat.engine.prefilled(seat.queue_tokens, time.monotonic() - started)
-        return params
+
+def _fate(dispatch: Dispatch, token: FirstToken | None, decode: DecodeLeg) -> Fate:
+    """Whether the token is sent early, which is then not confirmed yet, or why not."""
+    if decode.done():
+        return Fate.LATE
+    if token is None:
+        return Fate.NO_TEXT
+    if dispatch.decode is None or not dispatch.decode.engine.begins_with_first_tokens:
+        return Fate.UNSUPPORTED
+    trusted = dispatch.decode.engine.contradictions.allows(time.monotonic())
+    return Fate.UNCONFIRMED if trusted else Fate.DISTRUSTED
 
 
-async def _first_byte(prefill: _Prefill, decode: _Decode) -> Stream:
-    done, _ = await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
-    if decode not in done:
-        prefill.result()
-        await asyncio.wait((decode,))
+async def _answer_of(prefill: _Prefill, decode: DecodeLeg) -> Stream:
+    """The decode leg's answer, or the failure that explains why there is none."""
+    await asyncio.wait((decode,))
     failure = decode.exception()
     if failure is None:
         return decode.result()
@@ -235,15 +181,21 @@ async def _first_byte(prefill: _Prefill, decode: _Decode) -> Stream:
     raise failure
 
 
-async def _end_both(prefill: _Prefill, decode: _Decode) -> None:
+async def _dispose(decode: DecodeLeg) -> None:
+    """Take the outcome of a cancelled leg, so that nothing is left open or unobserved."""
+    await asyncio.wait((decode,))
+    if not decode.cancelled() and decode.exception() is None:
+        decode.result().close()
+
+
+async def _end_both(prefill: _Prefill, decode: DecodeLeg) -> None:
     """Cancel both legs at once, and take their outcomes so that nothing is left open or unobserved."""
     decode.cancel()
     prefill.cancel()
-    await asyncio.wait((prefill, decode))
+    await asyncio.wait((prefill,))
     if not prefill.cancelled():
         prefill.exception()
-    if not decode.cancelled() and decode.exception() is None:
-        decode.result().close()
+    await _dispose(decode)
 
 
 def _give_up(dispatch: Dispatch, error: BaseException) -> None:

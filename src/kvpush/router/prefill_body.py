@@ -34,6 +34,7 @@ _DROPPED = frozenset(
     }
 )
 _FALSE = msgspec.Raw(b"false")
+_TRUE = msgspec.Raw(b"true")
 _ONE = msgspec.Raw(b"1")
 
 
@@ -45,3 +46,8 @@ def prefill_fields(route: Route, fields: Fields) -> Fields:
     if route is Route.CHAT:
         kept["max_completion_tokens"] = _ONE
     return kept
+
+
+def streamed(fields: Fields) -> Fields:
+    """The same body for an answer in events, made as those of the decode leg."""
+    return {**fields, "stream": _TRUE}

@@ -11,6 +11,7 @@ from json import detect_encoding
 import msgspec
 from aiohttp import web
 
+from kvpush.router.ahead import Ahead
 from kvpush.router.answers import Answer, Cause, LegFailed, RequestRefused, broken_leg, error_answer
 from kvpush.router.body import OWNED, encode, parse_fields, strip_owned
 from kvpush.router.idle import IdleTimeout
@@ -56,7 +57,7 @@ class Relay:
     """One answer on its way to a client. `run()` it once; then `ending` says how it went, and `failure` why."""
 
     def __init__(
-        self, request: web.Request, stream: Stream, headers: Mapping[str, str], on_whole: Callable[[], None]
+        self, request: web.Request, stream: Stream | Ahead, headers: Mapping[str, str], on_whole: Callable[[], None]
     ) -> None:
         """`on_whole` is called once, when the engine's answer is complete, before the client has its end."""
         self._on_whole = on_whole

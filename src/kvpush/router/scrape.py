@@ -17,6 +17,7 @@ class SeenIdentity:
 
     target: Target
     tp_size: int
+    first_token: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,9 @@ class Sample:
             return None
         return self.total_blocks * (1.0 - self.kv_usage)
 
+
+FIRST_TOKEN_USED = "used"
+"""What an engine says that begins answers with the first tokens of prefill engines."""
 
 _INFO = "kvpush_engine_info"
 _RUNNING = "vllm:num_requests_running"
@@ -93,7 +97,8 @@ def _identity(labels: dict[str, str]) -> SeenIdentity | None:
     if not labels.get("host") or not port.isdecimal() or not tp_size.isdecimal():
         return None
     engine_id = EngineId(labels["engine_id"]) if labels.get("engine_id") else None
-    return SeenIdentity(Target(Address(labels["host"], int(port)), engine_id), int(tp_size))
+    target = Target(Address(labels["host"], int(port)), engine_id)
+    return SeenIdentity(target, int(tp_size), labels.get("first_token", ""))
 
 
 def _label_total(found: list[dict[str, str]], name: str) -> int | None:

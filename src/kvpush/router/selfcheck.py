@@ -16,12 +16,13 @@ from kvpush.core.ids import Key
 from kvpush.router.answers import LegFailed
 from kvpush.router.asked import parse_asked
 from kvpush.router.body import Route
-from kvpush.router.config import EngineRole, RouterConfig
+from kvpush.router.config import Connector, EngineRole, RouterConfig
 from kvpush.router.discovery import poll_once
+from kvpush.router.dispatch import Dispatch, Path
 from kvpush.router.engine import Engine
 from kvpush.router.fleet import Fleet
 from kvpush.router.journey import new_transfer_id
-from kvpush.router.pair import Delivery, Dispatch, Legs, Path
+from kvpush.router.pair import Delivery, Legs
 from kvpush.router.timeline import Timeline
 from kvpush.router.upstream import Upstream
 
@@ -31,6 +32,7 @@ PROMPT_TOKENS = 48
 COUNT_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 60.0
 RETRY_S = 2.0
+_HINT = "The log of the decode engine says why: look for 'transfer ended' and 'takes part in no transfer'."
 _TOKEN_IDS = range(3, 250)
 
 _Pair = tuple[str, int, str, int]
@@ -76,7 +78,7 @@ class SelfCheck:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 problem = await self._move(prefill, decode)
         except LegFailed as failure:
-            problem = str(failure)
+            problem = self._with_hint(f"{failure}.")
         except TimeoutError:
             problem = f"no answer within {REQUEST_TIMEOUT_S:g} s"
         if problem and self._results.get(pair) != problem:
@@ -92,7 +94,8 @@ class SelfCheck:
             return "the decode engine's /metrics does not count tokens from other engines"
         delivery = await self._ask(prefill, decode)
         try:
-            await delivery.stream.read_rest()
+            while await delivery.stream.next_chunk():
+                pass
             delivery.finish()
         finally:
             delivery.close()
@@ -103,7 +106,11 @@ class SelfCheck:
                 return ""
             await asyncio.sleep(0.1)
         why = "; ".join(map(str, delivery.dispatch.failures))
-        return f"no KV moved, the decode engine computed the prompt itself. {why}".strip()
+        return self._with_hint(f"no KV moved, the decode engine computed the prompt itself. {why}".strip())
+
+    def _with_hint(self, problem: str) -> str:
+        """vLLM tells a client nothing of why KV did not come."""
+        return f"{problem} {_HINT}" if self._config.connector is Connector.KVPUSH else problem
 
     async def _ask(self, prefill: Engine, decode: Engine) -> Delivery:
         prompt = random.sample(_TOKEN_IDS, PROMPT_TOKENS)

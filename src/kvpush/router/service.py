@@ -12,12 +12,14 @@ from kvpush.router.answers import LegFailed, RequestRefused, error_answer
 from kvpush.router.asked import OTHER, Asked, parse_asked
 from kvpush.router.body import Route
 from kvpush.router.config import Connector, EngineRole, RouterConfig, SelfCheckMode
+from kvpush.router.dispatch import Path
 from kvpush.router.dispatcher import Dispatcher
 from kvpush.router.enginefile import EngineFileWatch
+from kvpush.router.first_token import Fate
 from kvpush.router.fleet import Fleet
 from kvpush.router.journey import Ending, Journey
 from kvpush.router.metrics import Metrics
-from kvpush.router.pair import Delivery, Legs, Path
+from kvpush.router.pair import Delivery, Legs
 from kvpush.router.relay import Relay, relay_body, send_answer
 from kvpush.router.requestlog import log_request
 from kvpush.router.selfcheck import SelfCheck
@@ -26,6 +28,7 @@ from kvpush.router.upstream import Upstream
 
 PATH_HEADER = "x-kvpush-path"
 TRANSFER_HEADER = "x-kvpush-transfer-id"
+FIRST_TOKEN_HEADER = "x-kvpush-first-token"
 ID_HEADER = "x-request-id"
 _PASSED_ON = ("traceparent", "tracestate", "accept-language")
 
@@ -110,7 +113,7 @@ class Service:
         finally:
             journey.ending = relay.ending
             if relay.failure is not None:
-                delivery.dispatch.fail(relay.failure)
+                delivery.failed(relay.failure)
             if relay.ending is Ending.COMPLETE:
                 delivery.finish()
             delivery.close()
@@ -121,6 +124,7 @@ class Service:
         local = self.dispatcher.local_reason(journey.asked) if path is Path.LOCAL else None
         self._metrics.count(path, journey.ending, len(journey.trail), local)
         self._metrics.conversation(journey)
+        self._metrics.first_token(journey)
         log_request(journey)
 
     async def relay(self, request: web.Request) -> web.StreamResponse:
@@ -178,4 +182,6 @@ def _headers_of(journey: Journey) -> dict[str, str]:
     if journey.trail:
         headers[PATH_HEADER] = journey.trail[-1].path
         headers[TRANSFER_HEADER] = journey.trail[-1].key.transfer_id
+        if journey.trail[-1].first_token is Fate.UNCONFIRMED:
+            headers[FIRST_TOKEN_HEADER] = EngineRole.PREFILL
     return headers

@@ -17,7 +17,7 @@ from kvpush.router.pool import ConnectFailed, Pool
 _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 _JSON = "application/json"
 _LAST_EVENT = b"data: [DONE]\n\n"
-_ERROR_EVENT = b'data: {"error":'
+ERROR_EVENT = b'data: {"error":'
 """vLLM answers 200 to a stream before the request has run; this is how it says that it then failed."""
 _BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 
@@ -54,8 +54,8 @@ class Upstream:
                 stream = Stream(engine, connection, await connection.read())
                 if stream.status // 100 != 2:
                     raise _refused(engine, connection, stream.first + await _read_bounded(connection))
-                if stream.is_events and stream.first.startswith(_ERROR_EVENT):
-                    raise _failed_event(engine, stream.first)
+                if stream.is_events and stream.first.startswith(ERROR_EVENT):
+                    raise failed_event(engine, stream.first)
                 return stream
             except BaseException:
                 connection.release()
@@ -194,8 +194,8 @@ class _ErrorEvent(msgspec.Struct):
     error: _Error
 
 
-def _failed_event(engine: Engine, first: bytes) -> LegFailed:
-    """A stream whose first event is an error, as the answer it would have been without a stream."""
+def failed_event(engine: Engine, first: bytes) -> LegFailed:
+    """A stream that begins with an error event, as the answer it would have been without a stream."""
     body = first[len(b"data: ") :].split(b"\n\n", 1)[0]
     try:
         code = msgspec.json.decode(body, type=_ErrorEvent).error.code

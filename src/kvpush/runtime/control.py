@@ -212,7 +212,8 @@ class ControlChannel:
         self._follow_connections()
         fd = connection_of(parts[0])
         if fd is None:
-            return self._count("control_message_refused", Reason.BAD_MESSAGE)
+            self._count("control_message_refused", Reason.BAD_MESSAGE)
+            return None
         self._gone += map(LinkLost, self._inbound.make_room(fd))
         return self._inbound.accept(identity, fd)
 

@@ -89,7 +89,7 @@ def bind(listener: Socket, address: Address) -> Address:
     try:
         listener.bind(f"tcp://{address}")
     except zmq.ZMQError as error:
-        raise ControlError(f"cannot listen on {address}: {_explain(error, address)}") from error
+        raise ControlError(f"cannot listen on {address}: {_explain(error, address)}") from None
     return Address(address.host, int(listener.get_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1]))
 
 

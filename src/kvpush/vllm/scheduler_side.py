@@ -153,14 +153,10 @@ class SchedulerSide:
         self._say(Inquire(key, name, reference.target, digests))
 
     def _check_role(self, params: SendParams | ReceiveParams) -> None:
-        if isinstance(params, SendParams) and not self._may_send:
-            raise ConfigError(
-                "do_remote_decode", f"this engine is {self._role}", "Send it to a kv_producer or kv_both."
-            )
-        if isinstance(params, ReceiveParams) and not self._may_receive:
-            raise ConfigError(
-                "do_remote_prefill", f"this engine is {self._role}", "Send it to a kv_consumer or kv_both."
-            )
+        is_send = isinstance(params, SendParams)
+        if not (self._may_send if is_send else self._may_receive):
+            field, role = ("do_remote_decode", "kv_producer") if is_send else ("do_remote_prefill", "kv_consumer")
+            raise ConfigError(field, f"this engine is {self._role}", f"Send it to a {role} or kv_both.")
 
     def remote_tokens(self, request: Request, computed: int) -> int | None:
         """How many tokens after the first `computed` are to come from the sender; None while it is too early for

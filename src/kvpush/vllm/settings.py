@@ -37,6 +37,9 @@ class Push(StrEnum):
     LAYERWISE = "layerwise"  # and within a forward pass a few layers at a time, where that pays
 
 
+_REMEDIES = {name: f"Use one of {', '.join(choices)}." for name, choices in (("mode", ModeSetting), ("push", Push))}
+
+
 class Keeping(NamedTuple):
     """How much of the pool finished requests may hold for the next turn of their conversations, and for how long."""
 
@@ -126,7 +129,7 @@ def _convert(given: Mapping[str, Any], into: type[_T]) -> _T:
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at ")
         name = re.sub(r"^`\$\.?|`$", "", path)
-        raise ConfigError(f"{FIELD}.{name}" if name else FIELD, problem, "Correct it.") from None
+        raise ConfigError(f"{FIELD}.{name}" if name else FIELD, problem, _REMEDIES.get(name, "Correct it.")) from None
 
 
 def _require(holds: bool, name: str, value: object, remedy: str) -> None:
