@@ -6,7 +6,7 @@ import pytest
 
 from kvpush.bench.contenders import Contender, Setting, make_cluster
 from kvpush.cli.bench import _assignments
-from kvpush.cli.parts import FIRST_TOKEN_ARGS
+from kvpush.cli.parts import FIRST_TOKEN_ARGS, FORWARD_ARGS
 from kvpush.core.errors import ConfigError
 
 
@@ -20,8 +20,9 @@ def test_settings_of_kvpush_reach_its_engines_and_no_others(tmp_path: Path) -> N
 
 def test_only_one_contender_begins_with_the_first_token(tmp_path: Path) -> None:
     setting = Setting(device="sim:ci", logs=tmp_path)
-    found = [each for each in Contender if make_cluster(setting, each, 0).spec.decode_args == FIRST_TOKEN_ARGS]
-    assert found == [Contender.KVPUSH_FIRST]
+    specs = {each: make_cluster(setting, each, 0).spec for each in Contender}
+    assert [each for each in specs if specs[each].decode_args == FIRST_TOKEN_ARGS] == [Contender.KVPUSH_FIRST]
+    assert [each for each in specs if specs[each].router_args[-2:] == FORWARD_ARGS] == [Contender.KVPUSH_FIRST]
 
 
 def test_assignments_are_read_with_their_kinds() -> None:

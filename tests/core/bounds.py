@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import pytest
+
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.ids import Key, TransferId
 from kvpush.core.mode import Mode
@@ -24,6 +26,17 @@ TRANSPORT_S = 2.0
 
 FAULTS = ("late", "lose", "double", "break", "fail", "unnoticed", "crash p", "crash d", "hang p")
 """`late`: time passes while frames are under way."""
+
+
+_MANY_STATES = ("late", "break", "hang p")
+"""With these the larger configurations take minutes: lateness meets every order of events."""
+
+EACH = [
+    pytest.param(mode, fault, marks=[pytest.mark.long] if fault in _MANY_STATES else [], id=f"{mode}-{fault}")
+    for mode in Mode
+    for fault in FAULTS
+]
+"""Each mode with each kind of fault, as parameters of a test."""
 
 
 @dataclass(frozen=True)

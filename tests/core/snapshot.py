@@ -63,6 +63,10 @@ def _choose_copier(kind: type) -> Copier:
 
 
 def _copy_dict(value: Any, memo: Memo) -> Any:
+    first = next(iter(value.values()), None)
+    if type(first) is MethodType:  # an object's own methods, by what each is for
+        owner = _copy_object(first.__self__, memo)
+        return {name: MethodType(method.__func__, owner) for name, method in value.items()}
     copied = value.copy()
     _copy_values(copied, memo)
     return copied

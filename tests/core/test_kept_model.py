@@ -2,20 +2,23 @@
 receiving and giving up over two real endpoints, with one fault anywhere."""
 
 import pytest
-from core.bounds import Bounds
-from core.explore import explore, walk
+from core.bounds import FAULTS, Bounds
+from core.explore import Say, explore, say, walk
 from core.kept_model import BLOCKS, KeptModel
 
-_QUICK = ("lose", "double", "fail", "unnoticed", "crash p", "crash d")
-_LONGER = ("late", "break", "hang p")
+from kvpush.core.mode import Mode
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("fault", [*_QUICK, *(pytest.param(fault, marks=pytest.mark.long) for fault in _LONGER)])
-def test_kept_prompt_with_one_fault_anywhere(fault: str) -> None:
-    search = explore(Bounds(blocks=BLOCKS, kinds=(fault,)), 60_000, KeptModel)
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_kept_prompt_with_one_fault_anywhere(fault: str, mode: Mode, record_property: Say) -> None:
+    search = explore(Bounds(blocks=BLOCKS, kinds=(fault,), mode=mode), 60_000, KeptModel)
+    say(f"a kept prompt, {mode}, one fault ({fault})", search, record_property)
     assert search.is_complete
 
 
-def test_two_kept_prompts_with_three_faults_at_random() -> None:
-    walk(Bounds(transfers=2, blocks=BLOCKS, faults=3), range(100), 60, KeptModel)
+@pytest.mark.parametrize("mode", Mode)
+def test_two_kept_prompts_with_three_faults_at_random(mode: Mode, record_property: Say) -> None:
+    search = walk(Bounds(transfers=2, blocks=BLOCKS, faults=3, mode=mode), range(100), 60, KeptModel)
+    say(f"two kept prompts, {mode}, three faults, at random", search, record_property)

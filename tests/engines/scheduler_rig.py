@@ -23,7 +23,7 @@ from kvpush.core.events import Event
 from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
 from kvpush.core.params import Reference, receive_params, send_params
 from kvpush.runtime.counters import Counters
-from kvpush.runtime.local import Outlet
+from kvpush.runtime.local import ThreadEnd
 from kvpush.vllm.connector import KVPushConnector
 from kvpush.vllm.metadata import RankAddress, RankReport
 from kvpush.vllm.metrics import EngineStats
@@ -167,23 +167,23 @@ class SchedulerRig:
 
 
 class Ranks:
-    """Outlets of two ranks, and the scheduler that listens to them."""
+    """ThreadEnds of two ranks, and the scheduler that listens to them."""
 
     def __init__(self, rig: SchedulerRig) -> None:
         self.rig = rig
-        self.outlets = [Outlet(), Outlet()]
-        ranks = [RankAddress(Address("127.0.0.1", 1), outlet.path) for outlet in self.outlets]
+        self.threads = [ThreadEnd(), ThreadEnd()]
+        ranks = [RankAddress(Address("127.0.0.1", 1), thread.path) for thread in self.threads]
         rig.connector.set_xfer_handshake_metadata_pp_aware({(0, index): rank for index, rank in enumerate(ranks)})
 
     def say(self, *events: Event, ranks: int = 2) -> None:
         """As many ranks as that say something."""
-        for outlet in self.outlets[:ranks]:
-            outlet.send(events)
+        for thread in self.threads[:ranks]:
+            thread.send(events)
 
     def close(self) -> None:
         self.rig.connector.shutdown()
-        for outlet in self.outlets:
-            outlet.close()
+        for thread in self.threads:
+            thread.close()
 
 
 def reported(

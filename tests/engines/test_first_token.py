@@ -68,6 +68,20 @@ def test_answers_are_those_of_one_engine_for_every_length_and_ending(pair: Pair)
     pair.assert_nothing_held()
 
 
+def test_answers_are_those_of_one_engine_when_the_decode_engine_has_a_part(pair: Pair) -> None:
+    prompt = prompt_of(1300, seed=78)
+    (expected,) = pair.plain(Ask(request_id=new_id(), prompt=prompt))
+    pair.forget()
+    before = counted(pair)
+    for known in (1, 15, 16, 17, 40):
+        pair.decode.forget()
+        pair.decode.ask(Ask(request_id=new_id(), prompt=prompt[: known * 32 + 1], max_tokens=1))
+        (answer,) = pair.ask(Ask(request_id=new_id(), prompt=prompt))
+        assert answer.tokens == expected.tokens
+    assert more(before, counted(pair)) == {"ok": 5}
+    pair.assert_nothing_held()
+
+
 def test_requests_that_cannot_begin_so_are_sampled_by_the_decode_engine(pair: Pair) -> None:
     ask = Ask(request_id=new_id(), prompt=prompt_of(90, seed=9), max_tokens=8)
     asks = [
@@ -81,7 +95,20 @@ def test_requests_that_cannot_begin_so_are_sampled_by_the_decode_engine(pair: Pa
     answers = [pair.ask(replace(each, request_id=new_id()))[0] for each in asks]
 
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
-    assert more(before, counted(pair)) == {"seed": 1, "logprobs": 1, "not_needed": 1}
+    assert more(before, counted(pair)) == {"seed": 1, "logprobs": 1, "ok": 1}
+    pair.assert_nothing_held()
+
+
+def test_prompt_of_which_only_the_last_token_is_missing_begins_with_the_token_that_was_sampled(pair: Pair) -> None:
+    """One block, and one token more: what the decode engine has of it is all that it can reuse."""
+    ask = Ask(request_id=new_id(), prompt=prompt_of(33, seed=8), max_tokens=6)
+    (expected,) = pair.plain(ask)
+    before = counted(pair)
+
+    answers = [pair.ask(replace(ask, request_id=new_id()))[0] for _ in range(2)]
+
+    assert [answer.tokens for answer in answers] == [expected.tokens] * 2
+    assert more(before, counted(pair)) == {"ok": 2}
     pair.assert_nothing_held()
 
 

@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from engines.calls import Ask
 from engines.harness import Pair, eventually, new_id, prompt_of, running
+from engines.mortal import counted
 
 from kvpush.core.events import TransferRecord
 from kvpush.runtime.recordfile import read_records
@@ -114,6 +116,27 @@ def test_pair_answers_as_one_engine_while_the_prefill_engine_is_short_of_blocks(
 
     assert [answer.tokens for answer in answers] == expected
     pair.assert_nothing_held()
+
+
+def test_prompt_preempted_between_two_chunks_is_computed_and_written_again(pair: Pair, push: Push) -> None:
+    """It fits beside five others when it is admitted. While it is computed, each of them comes to need one block more,
+    and there is none for its last chunk."""
+    ask = Ask(request_id=new_id(), prompt=prompt_of(1910, seed=9))
+    (expected,) = pair.plain(ask)
+    pair.forget()
+    before = counted(pair.prefill, "retracted")
+    others = [Ask(request_id=new_id(), prompt=prompt_of(94, seed=i), max_tokens=60) for i in range(2000, 2005)]
+    prefill, decode = pair.legs(replace(ask, request_id=new_id()))
+
+    pair.decode.add(decode)
+    with pair.prefill.held():
+        pair.prefill.add(*others, prefill)
+    pair.prefill.collect(*others, prefill)
+    (answer,) = pair.decode.collect(decode)
+
+    assert answer.tokens == expected.tokens
+    pair.assert_nothing_held()
+    assert (counted(pair.prefill, "retracted") > before) is (push is not Push.WHOLE)
 
 
 def test_prompt_aborted_while_it_is_computed_fails_and_leaves_nothing(pair: Pair) -> None:

@@ -76,6 +76,23 @@ def test_client_that_leaves_takes_its_blocks_with_it(pair: MortalPair, finished:
     pair.assert_nothing_held()
 
 
+def test_prompt_whose_lease_has_ended_is_computed_though_its_blocks_hold_another(pair: MortalPair) -> None:
+    ask = Ask(request_id=new_id(), prompt=prompt_of(200, seed=35))
+    (expected,) = pair.plain(ask)
+    prefill, decode = pair.legs(replace(ask, request_id=new_id()), Mode.PULL)
+    before = failed(pair.decode)
+
+    pair.prefill.ask(prefill)
+    eventually(lambda: pair.prefill.look().free_blocks == pair.prefill.ready.free_blocks)
+    pair.forget()
+    pair.prefill.ask(Ask(request_id=new_id(), prompt=prompt_of(200, seed=36)))
+    (answer,) = pair.decode.ask(decode)
+
+    assert answer.tokens == expected.tokens
+    assert failed(pair.decode) == before + 1
+    pair.assert_nothing_held()
+
+
 def test_many_prompts_at_once_give_the_same_texts(pair: MortalPair) -> None:
     asks = [Ask(request_id=new_id(), prompt=prompt_of(40 + 17 * i, seed=40 + i)) for i in range(16)]
     expected = [answer.tokens for answer in pair.plain(*asks)]

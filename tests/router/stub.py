@@ -93,6 +93,7 @@ class Stub:
     moved_tokens: int = 0
     moves_tokens: int = 0  # what each leg with a remote prefill adds to them
     written_bytes: int = 0
+    polls: int = 0
     url: str = ""
     seen: list[Seen] = field(default_factory=list)
 
@@ -125,6 +126,7 @@ async def running_stub(script: Callable[[Seen], Reply], port: int = 0, **gauges:
     app = web.Application(client_max_size=2**30)
 
     async def metrics(request: web.Request) -> web.Response:
+        stub.polls += 1
         return web.Response(text=stub.metrics_page(), status=stub.metrics_status)
 
     async def serve(request: web.Request) -> web.StreamResponse:

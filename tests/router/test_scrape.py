@@ -19,6 +19,11 @@ vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000"} 1.0
 vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} 1234.0
 process_start_time_seconds 1.79e+09
 kvpush_engine_info{engine_id="p0",host="10.0.0.1",port="5600",tp_size="2"} 1.0
+kvpush_transfers_total{engine="0",role="receiver",outcome="delivered",reason="ok"} 50.0
+kvpush_transfers_total{engine="0",role="receiver",outcome="failed",reason="peer_lost"} 3.0
+kvpush_transfers_total{engine="0",role="receiver",outcome="expired",reason="deadline"} 1.0
+kvpush_transfers_total{engine="0",role="receiver",outcome="failed",reason="aborted"} 9.0
+kvpush_transfers_total{engine="0",role="sender",outcome="failed",reason="peer_lost"} 7.0
 """
 
 
@@ -27,6 +32,7 @@ def test_page_is_read_and_ranks_are_added_up() -> None:
     assert (sample.running, sample.waiting, sample.kv_usage) == (7.0, 2.0, 0.5)
     assert (sample.total_blocks, sample.block_size, sample.free_blocks) == (1000, 16, 500.0)
     assert sample.moved_tokens == 1234.0
+    assert sample.lost_prompts == 4.0, "what others lost, or nobody wanted any more, is not"
     assert sample.started_at == 1.79e9
     assert sample.identity is not None
     assert sample.identity.target.address == Address("10.0.0.1", 5600)
@@ -36,6 +42,7 @@ def test_page_is_read_and_ranks_are_added_up() -> None:
 def test_page_without_these_metrics_has_no_values() -> None:
     sample = parse_metrics("# nothing here\n")
     assert (sample.running, sample.kv_usage, sample.total_blocks, sample.identity) == (None, None, None, None)
+    assert sample.lost_prompts is None
 
 
 def test_identity_without_an_address_is_none() -> None:

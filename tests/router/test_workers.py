@@ -86,3 +86,35 @@ async def test_workers_share_one_port_and_end_together() -> None:
                 await until_true(answers, 60.0)
         assert process.returncode == 0
     assert len({seen.params["transfer_id"] for seen in decode.seen}) == len(decode.seen)
+
+
+async def test_next_turn_finds_the_one_before_whichever_worker_has_served_it() -> None:
+    turns = 24
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    said = [{"role": "user", "content": "hello"}]
+    async with (
+        running_stub(good_prefill) as prefill,
+        running_stub(good_decode) as decode,
+        routers(prefill, decode, port, workers=2),
+    ):
+
+        async def is_answered() -> bool:
+            async with aiohttp.ClientSession() as session:
+                try:
+                    async with session.post(url, json={"model": "m", "messages": said}) as response:
+                        return response.status == 200
+                except aiohttp.ClientConnectionError:
+                    return False
+
+        async def are_both_ready() -> bool:
+            return all([await is_answered() for _ in range(8)])
+
+        await until_true(are_both_ready, 60.0)
+        before = len(decode.seen)
+        for _ in range(turns):
+            said += [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "and?"}]
+            assert await is_answered()
+        found = [seen.params.get("reuse", {}).get("transfer_id") for seen in prefill.seen[before:]]
+        kept = [seen.params["keep"]["transfer_id"] for seen in decode.seen[before - 1 : -1]]
+    assert found == kept

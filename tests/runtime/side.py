@@ -88,6 +88,11 @@ class Side:
         config = replace(self._config, listen=address)
         self.thread = TransferThread(config, self._layout(), self._make_transport)
 
+    def localize_with(self, localize: Callable[[Command], Command]) -> None:
+        """Make commands ours with that; before `start`."""
+        self.thread.stop()
+        self.thread = TransferThread(self._config, self._layout(), self._make_transport, localize)
+
     def start(self) -> Address:
         self.address = self.thread.start()
         return self.address

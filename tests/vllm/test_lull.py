@@ -141,7 +141,7 @@ def test_step_does_not_wait_when_other_requests_may_be_ready(ranks: Ranks) -> No
 def test_step_does_not_wait_for_ranks_that_cannot_be_heard(ranks: Ranks) -> None:
     ranks.rig.add("a", 40, receiving(1))
     ranks.rig.step()
-    ranks.outlets[1].close()
+    ranks.threads[1].close()
     ranks.rig.step()
     ranks.rig.connector._scheduling._hear()
     assert not step_waits(ranks.rig)

@@ -17,18 +17,22 @@ from kvpush.vllm.metrics import EngineMetrics, EngineStats
 _LABELS = {"model_name": "m", "engine": "0"}
 
 
-def _config(extra: dict[str, Any], engines: int = 1) -> Any:
+_SCHEDULER = "kvpush.vllm.first_token_scheduler.FirstTokenScheduler"
+
+
+def _config(extra: dict[str, Any], engines: int = 1, scheduler: str | None = None) -> Any:
     transfer = SimpleNamespace(engine_id="e1", kv_role="kv_producer", kv_connector_extra_config=extra)
     parallel = SimpleNamespace(
         tensor_parallel_size=2, pipeline_parallel_size=1, data_parallel_size=engines, data_parallel_index=0
     )
-    return SimpleNamespace(kv_transfer_config=transfer, parallel_config=parallel)
+    scheduling = SimpleNamespace(scheduler_cls=scheduler)
+    return SimpleNamespace(kv_transfer_config=transfer, parallel_config=parallel, scheduler_config=scheduling)
 
 
-def _metrics(extra: dict[str, Any], engines: int = 1) -> EngineMetrics:
+def _metrics(extra: dict[str, Any], engines: int = 1, scheduler: str | None = None) -> EngineMetrics:
     kinds: dict[Any, Any] = {Gauge: Gauge, Counter: Counter, Histogram: Histogram}
     values: dict[int, list[object]] = {index: ["m", str(index)] for index in range(engines)}
-    return EngineMetrics(_config(extra, engines), kinds, list(_LABELS), values)
+    return EngineMetrics(_config(extra, engines, scheduler), kinds, list(_LABELS), values)
 
 
 def _ended(outcome: Outcome, reason: Reason, purpose: Purpose = Purpose.PROMPT) -> Ended:
@@ -110,7 +114,12 @@ def test_engine_shows_its_id_and_address_from_the_start() -> None:
     _metrics({"host": "10.0.0.7", "port": 7000})
 
     labels = {"engine_id": "e1", "host": "10.0.0.7", "port": "7000", "tp_size": "2", "role": "kv_producer"}
-    assert _value("kvpush_engine_info", **labels) == 1
+    assert _value("kvpush_engine_info", **labels, first_token="unused") == 1
+
+
+def test_engine_whose_scheduler_begins_with_first_tokens_says_so() -> None:
+    _metrics({"port": 7000}, scheduler=_SCHEDULER)
+    assert 'first_token="used"' in generate_latest(REGISTRY).decode()
 
 
 def test_data_parallel_engines_show_ids_and_ports_of_their_own() -> None:
@@ -133,7 +142,7 @@ def test_engine_with_a_free_port_shows_its_address_once_it_knows_it() -> None:
     metrics.observe(_carried(stats))
 
     labels = {"engine_id": "e1", "host": "127.0.0.1", "port": "41000", "tp_size": "2", "role": "kv_producer"}
-    assert _value("kvpush_engine_info", **labels) == 1
+    assert _value("kvpush_engine_info", **labels, first_token="unused") == 1
 
 
 def test_modes_and_what_was_chosen_are_shown() -> None:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from kvpush.cli.cluster import Cluster
-from kvpush.cli.parts import FIRST_TOKEN_ARGS, ClusterSpec
+from kvpush.cli.parts import FIRST_TOKEN_ARGS, FORWARD_ARGS, ClusterSpec
 from kvpush.cli.up import make_spec
 from kvpush.core.errors import ConfigError
 from kvpush.core.mode import ModeSetting
@@ -100,6 +100,7 @@ def make_cluster(setting: Setting, contender: Contender, round_number: int) -> C
         fields["connector_config"] = {**base.connector_config, **setting.kvpush}
     if contender is Contender.KVPUSH_FIRST:
         fields["decode_args"] = (*base.decode_args, *FIRST_TOKEN_ARGS)
+        fields["router_args"] = (*fields["router_args"], *FORWARD_ARGS)
     return Cluster(ClusterSpec(**fields))
 
 

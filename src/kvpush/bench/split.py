@@ -16,7 +16,8 @@ The stages are intervals between neighbouring marks, so they add up to the TTFT.
     reply        .. client has the token                              (D's API server, and router)
 
 Where there are no transfer records (connectors of vLLM's own), `transfer` stands for everything from p_compute to D's
-first launch. One engine alone has p_queue (with the way there), p_compute and reply.
+first launch. One engine alone has p_queue (with the way there), p_compute and reply. Stages that come after a first
+token that the router has sent early are 0.
 """
 
 from collections.abc import Callable

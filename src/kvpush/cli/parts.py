@@ -37,6 +37,8 @@ _VLLM_NAMES = {
 }
 FIRST_TOKEN_ARGS = ("--scheduler-cls", "kvpush.vllm.first_token_scheduler.FirstTokenScheduler")
 """What lets a decode engine begin with the token that the prefill engine has sampled."""
+FORWARD_ARGS = ("--first-token", "forward")
+"""What lets a router send that token to clients before the decode engine has the prompt."""
 
 _PORTS_PER_ENGINE = 16  # API, then the side channel: rank r listens on its base port + r
 

@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from kvpush.core.errors import ConfigError
-from kvpush.router.config import Connector, ConversationMode, PrefillLoss, RouterConfig, SelfCheckMode, parse_engine
+from kvpush.router.config import (
+    Connector,
+    ConversationMode,
+    FirstTokenMode,
+    PrefillLoss,
+    RouterConfig,
+    SelfCheckMode,
+    parse_engine,
+)
 
 _ENGINE = "URL[,kv=HOST:PORT][,engine_id=ID][,tp=N]"
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -40,6 +48,10 @@ def router_command(
     prefill_loss: Annotated[
         PrefillLoss, typer.Option(help="When prefill fails, also on another engine: fail, or recompute on decode.")
     ] = PrefillLoss.FAIL,
+    first_token: Annotated[
+        FirstTokenMode,
+        typer.Option(help="Whose first token a stream begins with: decode, or forward the one of prefill at once."),
+    ] = FirstTokenMode.DECODE,
     conversations: Annotated[
         ConversationMode,
         typer.Option(
@@ -92,6 +104,7 @@ def router_command(
         late_decode=late_decode,
         unwritten_fraction=unwritten_fraction,
         prefill_loss=prefill_loss,
+        first_token=first_token,
         conversations=conversations,
         self_check=self_check,
         poll_s=poll_s,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvpush.cli.parts import FIRST_TOKEN_ARGS, ClusterSpec, LoadFailurePolicy
+from kvpush.cli.parts import FIRST_TOKEN_ARGS, FORWARD_ARGS, ClusterSpec, LoadFailurePolicy
 from kvpush.core.errors import ConfigError
 from kvpush.core.mode import ModeSetting
 from kvpush.router.config import Connector, ConversationMode
@@ -50,7 +50,8 @@ def up_command(
         LoadFailurePolicy, typer.Option(help="What decode engines do with a request whose transfer fails.")
     ] = LoadFailurePolicy.FAIL,
     first_token: Annotated[
-        bool, typer.Option("--first-token", help="Decode engines begin with the token that was sampled by prefill.")
+        bool,
+        typer.Option("--first-token", help="Answers begin with the token that prefill has sampled, at once."),
     ] = False,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. [default: a new one in the cache]")] = None,
     vllm_args: Annotated[list[str] | None, typer.Argument(help="After --: more arguments for every engine.")] = None,
@@ -74,6 +75,7 @@ def up_command(
         log_dir=log_dir,
         vllm_args=tuple(vllm_args or ()),
         decode_args=FIRST_TOKEN_ARGS if first_token else (),
+        router_args=FORWARD_ARGS if first_token else (),
     )
     try:
         with stop_signals(), running(spec) as cluster:
@@ -100,6 +102,7 @@ def make_spec(
     log_dir: Path | None = None,
     vllm_args: tuple[str, ...] = (),
     decode_args: tuple[str, ...] = (),
+    router_args: tuple[str, ...] = (),
 ) -> ClusterSpec:
     """A spec from what a user writes: finds or makes the model. Raises `ConfigError`."""
     from kvpush.cli.device import plan_device
@@ -124,6 +127,7 @@ def make_spec(
         conversations=conversations,
         vllm_args=vllm_args,
         decode_args=decode_args,
+        router_args=router_args,
     )
 
 

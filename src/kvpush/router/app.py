@@ -11,17 +11,14 @@ import uvloop
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from kvpush.core.errors import ConfigError
 from kvpush.router.admin import has_key
 from kvpush.router.answers import error_answer
 from kvpush.router.config import RouterConfig
+from kvpush.router.listener import listening
 from kvpush.router.relay import send_answer
 from kvpush.router.service import Service
 
 logger = logging.getLogger(__name__)
-
-_BACKLOG = 4096
-"""Connections that may wait to be accepted. Who finds no place is let in by a later try, after 200 ms or 1 s."""
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 
@@ -102,15 +99,9 @@ async def running(config: RouterConfig) -> AsyncIterator[str]:
     )
     await runner.setup()
     try:
-        is_shared = config.workers > 1 or None
-        site = web.TCPSite(runner, config.host, config.port, backlog=_BACKLOG, reuse_port=is_shared)
-        try:
-            await site.start()
-        except OSError as error:
-            problem = f"{config.host}:{config.port} cannot be listened on: {error.strerror or error}"
-            raise ConfigError("host/port", problem, "Choose a free port of this machine.") from None
-        host, port = runner.addresses[0][:2]
-        yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        assert runner.server is not None
+        async with listening(config, runner.server) as url:
+            yield url
     finally:
         await runner.cleanup()
 

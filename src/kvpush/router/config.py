@@ -120,6 +120,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     `api_keys`: clients must send one of them, if there are any. `admin_key` "" turns the admin routes off.
     `engine_api_key` is sent to the engines; when it is "", and the router asks for no keys of its own, the client's
     Authorization header is passed on. `engines_file` names more engines (see enginefile.py).
+
+    `sibling_sockets` is set by `run_workers` for each worker (see siblings.py).
     """
 
     prefill: tuple[EngineSpec, ...] = ()
@@ -154,6 +156,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     client_stall_timeout_s: float = 120.0
     drain_timeout_s: float = 10.0
     workers: int = 1
+    sibling_sockets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_positive(self)

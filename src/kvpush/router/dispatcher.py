@@ -19,6 +19,7 @@ from kvpush.router.first_token import Fate, is_certain
 from kvpush.router.fleet import Fleet
 from kvpush.router.journey import Journey, new_transfer_id
 from kvpush.router.pair import Delivery, Legs
+from kvpush.router.siblings import KeptTurn, Siblings
 
 TRIES = 2
 
@@ -31,6 +32,7 @@ class Dispatcher:
         self._fleet = fleet
         self._legs = legs
         self._conversations = Conversations(config.max_conversations)
+        self.siblings = Siblings(config.sibling_sockets, self._heard)
         self.admission = Admission(fleet.room, config.unwritten_fraction, config.max_waiting, config.queue_timeout_s)
 
     def local_reason(self, asked: Asked) -> Local | None:
@@ -112,10 +114,18 @@ class Dispatcher:
         return Fate.UNDECIDED if is_certain(asked.fields) else Fate.EXCLUDED
 
     def answered(self, journey: Journey) -> None:
-        """A request has been answered to its end: its conversation may go on."""
+        """The engine's answer is complete: the conversation may go on, as soon as the client has it."""
         last = journey.trail[-1]
         if last.keep is not None and last.decode is not None:
             self._conversations.remember(journey.beginnings, last.keep, last.decode.engine)
+            beginning = journey.beginnings[-1]
+            self.siblings.tell(KeptTurn(beginning, last.keep.transfer_id, last.decode.engine.url))
+
+    def _heard(self, turn: KeptTurn) -> None:
+        """Another worker's request has been answered to its end."""
+        engine = self._fleet.known(turn.engine_url)
+        if engine is not None:
+            self._conversations.remember((turn.beginning,), Key(turn.transfer_id), engine)
 
     def _prefill_seat(self, journey: Journey) -> Seat:
         seat = self._fleet.prefill_seat(journey.asked, journey.avoid)

@@ -56,9 +56,13 @@ class Fleet:
         )
         return engine
 
+    def known(self, url: str) -> Engine | None:
+        """An engine by its URL, None when there is none."""
+        return self._engines.get(url)
+
     def find(self, url: str) -> Engine:
         """An engine by its URL. Raises `ConfigError`."""
-        engine = self._engines.get(url)
+        engine = self.known(url)
         if engine is None:
             raise ConfigError("engine", f"{url} is not known here", "Use the URL as GET /admin/engines shows it.")
         return engine

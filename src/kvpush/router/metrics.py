@@ -106,6 +106,11 @@ class _FleetCollector(Collector):
         )
         served = CounterMetricFamily("kvpush_router_legs", "Legs that ended well.", labels=names)
         failed = CounterMetricFamily("kvpush_router_failed_legs", "Legs that failed.", labels=[*names, "cause"])
+        lost = CounterMetricFamily(
+            "kvpush_router_engine_lost_prompts",
+            "Prompts that did not come, by the engine's own count at the last poll.",
+            labels=names,
+        )
         breaker = GaugeMetricFamily(
             "kvpush_router_engine_breaker", "1 for the breaker's state.", labels=[*names, "state"]
         )
@@ -117,8 +122,10 @@ class _FleetCollector(Collector):
             unwritten.add_metric(key, engine.unwritten_tokens)
             served.add_metric(key, engine.served)
             breaker.add_metric([*key, engine.breaker.state], 1)
+            if engine.sample is not None and engine.sample.lost_prompts is not None:
+                lost.add_metric(key, engine.sample.lost_prompts)
             for cause, count in engine.failed.items():
                 failed.add_metric([*key, cause], count)
         waiting = GaugeMetricFamily("kvpush_router_waiting", "Requests that wait for a decode engine.")
         waiting.add_metric([], self._waiting())
-        return (up, requests, tokens, unwritten, served, failed, breaker, waiting)
+        return (up, requests, tokens, unwritten, served, failed, lost, breaker, waiting)

@@ -5,7 +5,7 @@ an error event a client understands. A client that reads slowly stops the readin
 waits, and no more than the two sockets' buffers is held.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from json import detect_encoding
 
 import msgspec
@@ -44,6 +44,10 @@ def send_answer(answer: Answer, headers: Mapping[str, str]) -> web.Response:
     )
 
 
+def _nothing() -> None:
+    pass
+
+
 class _Response(web.StreamResponse):
     # the head then leaves together with the first chunk, in one system call
     _send_headers_immediately = False
@@ -52,7 +56,11 @@ class _Response(web.StreamResponse):
 class Relay:
     """One answer on its way to a client. `run()` it once; then `ending` says how it went, and `failure` why."""
 
-    def __init__(self, request: web.Request, stream: Stream | Ahead, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, request: web.Request, stream: Stream | Ahead, headers: Mapping[str, str], on_whole: Callable[[], None]
+    ) -> None:
+        """`on_whole` is called once, when the engine's answer is complete, before the client has its end."""
+        self._on_whole = on_whole
         self.ending = Ending.CLIENT_LEFT
         self.failure: LegFailed | None = None
         self._request = request
@@ -81,12 +89,18 @@ class Relay:
             if self.ending is Ending.CLIENT_LEFT and self._stream.said_done:
                 self.ending = Ending.COMPLETE
 
+    def _note_whole(self) -> None:
+        on_whole, self._on_whole = self._on_whole, _nothing
+        on_whole()
+
     async def _relay(self, patience: IdleTimeout, idle_timeout_s: float, stall_timeout_s: float) -> None:
         await self.response.prepare(self._request)
         held = b""
         is_events = self._stream.is_events
         chunk = self._stream.first
         while not self._stream.is_complete:
+            if self._stream.said_done:
+                self._note_whole()
             if is_events and (held or not chunk.endswith(_EVENT_END)):
                 whole, held = cut_after_event(held + chunk)
                 if whole:
@@ -98,6 +112,7 @@ class Relay:
             chunk = await self._stream.next_chunk()
             self._is_waiting_for_engine = False
             patience.allow(stall_timeout_s)
+        self._note_whole()
         last = held + chunk
         if len(last) > _MAX_UNDRAINED_BYTES:
             await self.response.write(last)

@@ -32,6 +32,7 @@ class Sample:
     block_size: int | None
     started_at: float | None
     moved_tokens: float | None
+    lost_prompts: float | None
 
     @property
     def free_blocks(self) -> float | None:
@@ -53,7 +54,9 @@ _STARTED = "process_start_time_seconds"
 _HITS = "vllm:external_prefix_cache_hits_total"
 _SOURCES = "vllm:prompt_tokens_by_source_total"
 _EXTERNAL = "external_kv_transfer"
-_NAMES = "|".join((_INFO, _RUNNING, _WAITING, _USAGE, _CACHE, _STARTED, _HITS, _SOURCES))
+_TRANSFERS = "kvpush_transfers_total"
+_WANTED_NO_MORE = "aborted"
+_NAMES = "|".join((_INFO, _RUNNING, _WAITING, _USAGE, _CACHE, _STARTED, _HITS, _SOURCES, _TRANSFERS))
 _LINE = re.compile(rf"^({_NAMES})(?:\{{(.*)\}})? ([^ \n]+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -78,6 +81,7 @@ def parse_metrics(page: str) -> Sample:
         block_size=_label_first(labels[_CACHE], "block_size"),
         started_at=max(values[_STARTED], default=None),
         moved_tokens=_moved(values, labels),
+        lost_prompts=_lost(values, labels),
     )
 
 
@@ -90,6 +94,18 @@ def _moved(values: dict[str, list[float]], labels: dict[str, list[dict[str, str]
     by_source = zip(values[_SOURCES], labels[_SOURCES], strict=True)
     arrived = [value for value, found in by_source if found.get("source") == _EXTERNAL]
     return _total(arrived or values[_HITS])
+
+
+def _lost(values: dict[str, list[float]], labels: dict[str, list[dict[str, str]]]) -> float | None:
+    """Transfers to this engine that failed, but for those whose request had gone: None where no transfer has ended."""
+    ended = zip(values[_TRANSFERS], labels[_TRANSFERS], strict=True)
+    received = [(value, found) for value, found in ended if found.get("role") == "receiver"]
+    lost = [value for value, found in received if _is_lost(found)]
+    return sum(lost) if received else None
+
+
+def _is_lost(labels: dict[str, str]) -> bool:
+    return labels.get("outcome") != "delivered" and labels.get("reason") != _WANTED_NO_MORE
 
 
 def _identity(labels: dict[str, str]) -> SeenIdentity | None:

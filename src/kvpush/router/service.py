@@ -1,6 +1,7 @@
 """What the routes do. One instance serves one process; owned by the event loop's thread."""
 
 import asyncio
+from functools import partial
 from pathlib import Path as FilePath
 
 import msgspec
@@ -66,6 +67,7 @@ class Service:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.legs.aclose()
         await self.fleet.aclose()
+        self.dispatcher.siblings.close()
         self.upstream.close()
 
     async def health(self, request: web.Request) -> web.Response:
@@ -104,7 +106,7 @@ class Service:
     async def _deliver(self, request: web.Request, delivery: Delivery, journey: Journey) -> web.StreamResponse:
         seconds = journey.timeline.seconds_to("first_byte")
         self._metrics.first_byte(delivery.dispatch.path, seconds or 0.0)
-        relay = Relay(request, delivery.stream, _headers_of(journey))
+        relay = Relay(request, delivery.stream, _headers_of(journey), partial(self.dispatcher.answered, journey))
         try:
             await relay.run(self.config.idle_timeout_s, self.config.client_stall_timeout_s)
             return relay.response
@@ -114,7 +116,6 @@ class Service:
                 delivery.failed(relay.failure)
             if relay.ending is Ending.COMPLETE:
                 delivery.finish()
-                self.dispatcher.answered(journey)
             delivery.close()
 
     def _end(self, journey: Journey) -> None:
@@ -145,7 +146,7 @@ class Service:
         try:
             stream = await self.upstream.relay(engine, request.method, request.path_qs, body, self._headers(request))
             try:
-                relay = Relay(request, stream, {PATH_HEADER: Path.LOCAL})
+                relay = Relay(request, stream, {PATH_HEADER: Path.LOCAL}, lambda: None)
                 await relay.run(self.config.idle_timeout_s, self.config.client_stall_timeout_s)
                 return relay.response
             finally:

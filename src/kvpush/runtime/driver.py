@@ -17,17 +17,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import ParamSpec, Protocol
 
-from kvpush.core.commands import Stop
+from kvpush.core.commands import Command, Stop
 from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, PostRead, RemovePeer, SendFrame
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import LocalProtocolError, Reason, TransportError
 from kvpush.core.events import Counted, Event, Stopped
 from kvpush.core.ids import Address, LinkId
 from kvpush.runtime.control import Arrival, FrameArrived, LinkLost, LinkRefused
-from kvpush.runtime.local import Outlet
+from kvpush.runtime.local import ThreadEnd
 from kvpush.runtime.mailbox import Mailbox
 from kvpush.runtime.ratelimit import RateLimit
 from kvpush.runtime.records import TransferLog
+from kvpush.runtime.refusals import instead
 from kvpush.transport.base import OpDone, Transport, TransportEvent
 
 logger = logging.getLogger("kvpush.transfer")
@@ -114,18 +115,21 @@ class Driver:
         *,
         poll_s: float,
         stop_s: float,
-        outlet: Outlet | None = None,
+        local: ThreadEnd | None = None,
+        localize: Callable[[Command], Command] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`outlet` tells an engine's scheduler at once what `mailbox` tells its worker. `clock` gives seconds, and
-        never goes back."""
+        """`local` hears from an engine's scheduler what else comes with its steps, and tells it at once what `mailbox`
+        tells its worker. `localize` makes of their commands what they mean here. `clock` gives seconds, and never goes
+        back."""
         self.turns = 0
         self._endpoint = endpoint
         self._transport = transport
         self._channel = channel
         self._mailbox = mailbox
         self._stop_s = stop_s
-        self._outlet = outlet
+        self._local = local
+        self._localize = localize
         self._clock = clock
         self._pace = Pace(poll_s)
         self._due = 0
@@ -136,6 +140,8 @@ class Driver:
         self._log = TransferLog()
         self._warnings = RateLimit()
         channel.wake_on(mailbox.wake_fd)
+        if local is not None:
+            channel.wake_on(local.wake_fd)
 
     def run(self) -> None:
         """Take turns until `Stop` has been carried out."""
@@ -165,10 +171,26 @@ class Driver:
 
     # inputs -------------------------------------------------------------------------------------------
     def _take_commands(self) -> None:
-        for command in self._mailbox.take(COMMANDS_PER_TURN):
+        """What was said directly before a step was, is carried out before it: so the mailbox is looked into first."""
+        with_steps = self._mailbox.take(COMMANDS_PER_TURN)
+        directly = self._local.take() if self._local is not None else []
+        for command in (*directly, *with_steps):
             if isinstance(command, Stop):
                 self._stop_by = self._clock() + self._stop_s + STOP_GRACE_S
-            self._guard(self._endpoint.execute, command, self._clock())
+            for ours in self._made_ours(command):
+                self._guard(self._endpoint.execute, ours, self._clock())
+
+    def _made_ours(self, command: Command) -> list[Command]:
+        """A command as it has to be carried out here, or what is to be done instead when it cannot be read."""
+        if self._localize is None:
+            return [command]
+        try:
+            return [self._localize(command)]
+        except Exception as error:
+            self._report("localize", error)
+            answers, commands = instead(command, repr(error))
+            self._own_events += answers
+            return commands
 
     def _take_frames(self) -> None:
         for arrived in self._channel.receive(FRAMES_PER_TURN):
@@ -279,8 +301,8 @@ class Driver:
         own, self._own_events = self._own_events, []
         events: list[Event] = [*self._endpoint.take_events(), *self._channel.take_counted(), *own]
         self._mailbox.publish(events)
-        if events and self._outlet is not None:
-            self._guard(self._outlet.send, events)
+        if events and self._local is not None:
+            self._guard(self._local.send, events)
         now = self._clock()
         for event in events:
             self._log.record(event, now)

@@ -9,19 +9,20 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from kvpush.core.commands import Command, Final, Inquire, Keep, Receive, Stop, Watch, Withdraw
+from kvpush.core.commands import Command, Stop
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.endpoint import Endpoint
-from kvpush.core.errors import ConfigError, Reason
-from kvpush.core.events import Event, Found, Outcome, PrefillBegun, ReceiveEnded, SourceFree
+from kvpush.core.errors import ConfigError
+from kvpush.core.events import Event
 from kvpush.core.ids import Address, EngineId, Epoch
 from kvpush.core.layout import Layout
 from kvpush.core.mode import ModeSetting
 from kvpush.runtime.auth import check_secret
 from kvpush.runtime.control import ControlChannel
 from kvpush.runtime.driver import STOP_GRACE_S, Driver
-from kvpush.runtime.local import Outlet
+from kvpush.runtime.local import ThreadEnd
 from kvpush.runtime.mailbox import Mailbox
+from kvpush.runtime.refusals import of_the_dead
 from kvpush.runtime.sockets import ControlConfig
 from kvpush.transport.base import Transport
 
@@ -62,11 +63,19 @@ class TransferThread:
     """Start it, submit commands, drain events. All methods may be called from any thread and never wait,
     but for `start` (until ready or failed) and `stop` (bounded by `protocol.stop_s` and the time to close)."""
 
-    def __init__(self, config: ThreadConfig, layout: Layout, make_transport: Callable[[], Transport]) -> None:
-        """`make_transport` is called on the thread, so that it owns what it makes."""
+    def __init__(
+        self,
+        config: ThreadConfig,
+        layout: Layout,
+        make_transport: Callable[[], Transport],
+        localize: Callable[[Command], Command] | None = None,
+    ) -> None:
+        """`make_transport` is called on the thread, so that it owns what it makes. So is `localize`, which makes of a
+        command what it means in this layout; a command for which it raises is refused."""
         self._config = config
         self._layout = layout
         self._make_transport = make_transport
+        self._localize = localize
         self._mailbox = Mailbox()
         self._ready: Future[Address] = Future()
         self._driver: Driver | None = None
@@ -150,7 +159,7 @@ class TransferThread:
         epoch = Epoch(secrets.randbits(63))
         modes = config.mode.modes
         endpoint = Endpoint(config.protocol, config.engine_id, epoch, self._layout, transport.metadata, modes)
-        outlet = self._make_outlet(closing)
+        local = self._make_local_end(closing)
         driver = Driver(
             endpoint,
             transport,
@@ -158,39 +167,23 @@ class TransferThread:
             self._mailbox,
             poll_s=config.poll_us / 1e6,
             stop_s=config.protocol.stop_s,
-            outlet=outlet,
+            local=local,
+            localize=self._localize,
         )
         return driver, channel.address
 
-    def _make_outlet(self, closing: ExitStack) -> Outlet | None:
-        """News for the scheduler that need not wait for a step; without it they do."""
+    def _make_local_end(self, closing: ExitStack) -> ThreadEnd | None:
+        """To and from the scheduler without its steps; without it all goes with them."""
         try:
-            outlet = Outlet()
+            local = ThreadEnd()
         except OSError as error:
             logger.warning("No direct channel to the scheduler: %s", error)
             return None
-        closing.callback(outlet.close)
-        self.local_path = outlet.path
-        return outlet
+        closing.callback(local.close)
+        self.local_path = local.path
+        return local
 
     def _answer_for_the_dead(self) -> None:
         """Answer the commands that nobody will execute any more; nothing was or will be written for them."""
         while commands := self._mailbox.take(1000):
-            self._mailbox.publish(event for command in commands for event in _refusal(command))
-
-
-def _refusal(command: Command) -> list[Event]:
-    match command:
-        case Watch(key=key, request_id=request):
-            return [PrefillBegun(key, request)]
-        case Receive(key=key, request_id=request):
-            detail = "the transfer thread has ended"
-            return [ReceiveEnded(key, request, Outcome.FAILED, Reason.SHUTDOWN, detail)]
-        case Final(key=key, request_id=request, last=True) | Withdraw(key=key, request_id=request):
-            return [SourceFree(key, request)]
-        case Keep(key=key, request_id=request):
-            return [SourceFree(key, request)]
-        case Inquire(key=key, request_id=request):
-            return [Found(key, request, 0)]
-        case _:
-            return []
+            self._mailbox.publish(event for command in commands for event in of_the_dead(command))

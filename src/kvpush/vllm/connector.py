@@ -33,7 +33,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvpush.core.errors import ConfigError
 from kvpush.core.ids import Address, Key, Target
 from kvpush.core.params import receive_params
-from kvpush.runtime.local import Inlet
+from kvpush.runtime.local import SchedulerEnd
 from kvpush.vllm.first_token import FirstTokens
 from kvpush.vllm.lull import LONGEST_MS, Lull
 from kvpush.vllm.metadata import RankAddress, StepCommands
@@ -72,6 +72,7 @@ class KVPushConnector(KVConnectorBase_V1):
         self._address = settings.address(engine_group(vllm_config), 0, ranks_per_engine(vllm_config))
         if role is KVConnectorRole.SCHEDULER:
             _check_supported(vllm_config)
+            _check_caches(kv_cache_config)
             _warn_of_lost_capacity(kv_cache_config)
             sizes = tuple(group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)
             reserve = Reserve(settings.reserve_early, min(sizes), vllm_config.model_config.max_model_len)
@@ -135,8 +136,7 @@ class KVPushConnector(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """The commands that ride on this step."""
-        finals = self._scheduling.step(scheduler_output)
-        return StepCommands(self._scheduling.take_commands(), finals)
+        return self._scheduling.step(scheduler_output)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Called before the scheduler acts on what the workers report."""
@@ -183,12 +183,12 @@ class KVPushConnector(KVConnectorBase_V1):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """The workers' addresses: that of the first one is the engine's. All of them are listened to directly."""
+        """The workers' addresses: that of the first one is the engine's. All of them are spoken to directly."""
         first = metadata.get((0, 0))
         if isinstance(first, RankAddress):
             self._address = first.address
-        ranks = [rank for rank in metadata.values() if isinstance(rank, RankAddress)]
-        self._scheduling.listen(Inlet(rank.local_path for rank in ranks))
+        ranks = (metadata[place] for place in sorted(metadata))  # the order of `Rank.index`
+        self._scheduling.connect(SchedulerEnd(getattr(rank, "local_path", "") for rank in ranks))
 
     # worker ---------------------------------------------------------------------------------------------
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -248,6 +248,19 @@ def _check_supported(config: VllmConfig) -> None:
     for field in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, field, 1) > 1:
             raise ConfigError(field, "spreads a block's tokens over ranks, which kvpush cannot follow", "Set it to 1.")
+
+
+def _check_caches(cache_config: KVCacheConfig) -> None:
+    """Refuse models whose fresh blocks vLLM zeroes, because their kernels read what nobody has written: the state of
+    Mamba layers, or bytes that another group has left in another precision. vLLM leaves out blocks that wait for a
+    load, so what is past the prompt in its last block would be somebody else's. All other kernels only read tokens
+    that have been written."""
+    if cache_config.needs_kv_cache_zeroing:
+        problem = (
+            "has Mamba layers or KV caches of several precisions, whose blocks must be zeroed before they are used"
+        )
+        remedy = "Serve it without kvpush, or with one kv_cache_dtype for all layers if it has no Mamba layers."
+        raise ConfigError("model", problem, remedy)
 
 
 def _choose_push(wanted: Push, config: VllmConfig) -> Push:

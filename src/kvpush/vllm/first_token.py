@@ -42,6 +42,10 @@ class FirstTokens:
             self.unused(reason)
         return self._in_use and reason is None
 
+    def may_use(self, request: Request) -> bool:
+        """As `wanted`, for who only wonders."""
+        return self._in_use and _obstacle(request) is None
+
     def arrived(self, request_id: str, token: int) -> None:
         """A prompt has come with its token."""
         self._arrived.append(FirstToken(request_id, token))

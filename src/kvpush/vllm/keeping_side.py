@@ -46,7 +46,7 @@ class KeepingSide:
     """All that one engine keeps, oldest first."""
 
     def __init__(self, keeping: Keeping, block_sizes: tuple[int, ...], say: Callable[[Command], None]) -> None:
-        """`say` passes a command on with the next step."""
+        """`say` passes a command on."""
         self._keeping = keeping
         self._block_sizes = block_sizes
         self._say = say

@@ -1,7 +1,8 @@
 """What vLLM carries between the two halves of the connector.
 
 Commands ride from the scheduler's process to each rank on the metadata of a step, in the order in which they
-were given; each rank's address comes back once, at the start.
+were given, also those that its transfer thread has heard already, because the worker keeps the books of what vLLM is
+owed; each rank's address comes back once, at the start.
 """
 
 from dataclasses import dataclass, field
@@ -19,10 +20,19 @@ from kvpush.vllm.step_push import StepFinals
 
 @dataclass(frozen=True)
 class StepCommands(KVConnectorMetadata):
-    """What every rank's transfer thread is asked, since the last step, and what this step makes final."""
+    """What every rank's transfer thread is asked, since the last step, and what this step makes final. `heard`: for
+    each command the ranks whose transfer threads have it already; none of any if left out."""
 
     commands: tuple[Command, ...] = ()
     finals: StepFinals = field(default_factory=StepFinals)
+    heard: tuple[frozenset[int], ...] = ()
+
+    def unheard(self, rank: int) -> list[Command]:
+        """The commands that this rank's transfer thread does not have yet."""
+        if not self.heard:
+            return list(self.commands)
+        pairs = zip(self.commands, self.heard, strict=True)
+        return [command for command, ranks in pairs if rank not in ranks]
 
 
 @dataclass(frozen=True)

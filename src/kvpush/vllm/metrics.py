@@ -197,7 +197,7 @@ class _Info:
             name=f"{_PREFIX}engine_info",
             documentation="An engine's kvpush id and control address.",
             multiprocess_mode="mostrecent",
-            labelnames=[*labelnames, "engine_id", "host", "port", "tp_size", "role"],
+            labelnames=[*labelnames, "engine_id", "host", "port", "tp_size", "role", "first_token"],
         )
 
     def show(self, labels: list[object], engine: int, listen: Address | None) -> None:
@@ -209,10 +209,18 @@ class _Info:
         # vLLM makes the ids of data parallel ranks differ in just this way, in each engine's process
         suffix = f"_dp{engine}" if parallel.data_parallel_size > 1 else ""
         names = (f"{transfer.engine_id}{suffix}", address.host, str(address.port))
-        self._gauge.labels(*labels, *names, str(parallel.tensor_parallel_size), transfer.kv_role).set(1)
+        how = (str(parallel.tensor_parallel_size), transfer.kv_role, _first_token(self._config))
+        self._gauge.labels(*labels, *names, *how).set(1)
 
     def _group(self, engine: int) -> int:
         return engine if self._config.parallel_config.data_parallel_size > 1 else engine_group(self._config)
+
+
+def _first_token(config: VllmConfig) -> str:
+    """Whether an engine's scheduler begins answers with the first tokens of prefill engines; routers rely on it."""
+    chosen = config.scheduler_config.scheduler_cls
+    name = chosen if isinstance(chosen, str) else getattr(chosen, "__name__", "")
+    return "used" if name.rpartition(".")[2] == "FirstTokenScheduler" else "unused"
 
 
 def exposition() -> str:

@@ -8,6 +8,7 @@ from kvpush.core.events import Purpose
 from kvpush.core.ids import Key, Target
 from kvpush.core.layout import Blocks
 from kvpush.core.mode import Mode
+from kvpush.vllm.first_token import FirstTokens
 
 
 class Stage(Enum):
@@ -77,3 +78,11 @@ def computes_itself(request: Request) -> bool:
     """Requests whose prompt this engine has to compute, whoever else has: it needs logits for all of it, it has
     been there before, or the prompt is not complete yet."""
     return bool(request.skip_reading_prefix_cache or request.num_preemptions or request.resumable)
+
+
+def least_tokens(record: Receiving, block_size: int, first_tokens: FirstTokens) -> int:
+    """How many tokens are worth to be sent: a block of an earlier turn. Of a prompt vLLM computes the last token in any
+    case, to sample from it, unless it begins with a first token that comes with that one."""
+    if record.purpose is Purpose.CONVERSATION:
+        return block_size
+    return 1 if first_tokens.may_use(record.request) else 2

@@ -4,7 +4,8 @@ Owned by vLLM's engine thread. One record per request that takes part in a trans
 vLLM is told of a request that has no record is dropped (`filter_output`), because vLLM's scheduler asserts that
 it knows each id.
 
-R12 (quiet destination) rests on vLLM: blocks that a step in flight may still write to are kept out of the free
+R12 (quiet destination) rests on vLLM, since a registration is quicker than a step: blocks that a step in flight may
+still write to (its requests may have been aborted, finished or preempted) are kept out of the free
 pool while steps overlap and the engine may receive (`defer_block_free`, for `kv_consumer` and `kv_both` alike), and
 without overlap no step is in flight when blocks are allocated. So an engine that is `kv_producer` only must
 never receive, and requests that ask it to are computed there. R13 (final source): see sending_side.py.
@@ -21,25 +22,25 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.request import Request
 
-from kvpush.core.commands import Abort, Command, Disown, Expect, Inquire, Receive, Watch
+from kvpush.core.commands import Abort, Disown, Expect, Inquire, Receive, Watch
 from kvpush.core.digests import NO_DIGESTS
 from kvpush.core.errors import ConfigError, Reason
 from kvpush.core.events import Found, PrefillBegun, Purpose
 from kvpush.core.ids import RequestId
 from kvpush.core.layout import Span
 from kvpush.core.params import ReceiveParams, Reference, SendParams, parse
-from kvpush.runtime.local import Inlet
+from kvpush.runtime.local import SchedulerEnd
 from kvpush.vllm.first_token import FirstTokens
 from kvpush.vllm.keeping_side import KeepingSide
 from kvpush.vllm.kept import KeptBlocks
 from kvpush.vllm.keys import sub_key
 from kvpush.vllm.lull import Lull
-from kvpush.vllm.metadata import RankReport
-from kvpush.vllm.receiving import Receiving, Stage, computes_itself
+from kvpush.vllm.metadata import RankReport, StepCommands
+from kvpush.vllm.orders import Orders
+from kvpush.vllm.receiving import Receiving, Stage, computes_itself, least_tokens
 from kvpush.vllm.reserve import Reserve
 from kvpush.vllm.sending_side import Handover, SendingSide
 from kvpush.vllm.settings import Keeping, Push
-from kvpush.vllm.step_push import StepFinals
 from kvpush.vllm.tokens import prompt_digests
 
 if TYPE_CHECKING:
@@ -81,10 +82,10 @@ class SchedulerSide:
         self._first_tokens = first_tokens
         self._receiving: dict[str, Receiving] = {}
         self._newcomers: list[str] = []
-        self._inlet = Inlet()
+        self._orders = Orders()
+        self._say = self._orders.say
         self._early: set[str] = set()
-        self._commands: list[Command] = []
-        self._sending = SendingSide(push, block_sizes, self._say)
+        self._sending = SendingSide(push, block_sizes, self._say, self._orders.say_with_step)
         self._keeping = KeepingSide(keeping, block_sizes, self._say)
         self._ranks = ranks
         self._lull = lull
@@ -99,17 +100,13 @@ class SchedulerSide:
         self._reserve.bind(pool)
         self._keeping.bind(pool)
 
-    def _say(self, command: Command) -> None:
-        self._commands.append(command)
-
-    def listen(self, inlet: Inlet) -> None:
-        """Hear the workers' transfer threads directly, from now on."""
-        self.close()
-        self._inlet = inlet
+    def connect(self, line: SchedulerEnd) -> None:
+        """Speak to the workers' transfer threads directly, and hear them, from now on."""
+        self._orders.connect(line)
 
     def close(self) -> None:
-        """Listen no more. Idempotent."""
-        self._inlet.close()
+        """Say and hear nothing more. Idempotent."""
+        self._orders.line.close()
 
     # requests -------------------------------------------------------------------------------------------
     def request_added(self, request: Request) -> None:
@@ -177,17 +174,12 @@ class SchedulerSide:
             return None
         record.computed = computed
         missing = record.end - computed
-        if missing < self._least_tokens(record):
+        if missing < least_tokens(record, min(self._block_sizes), self._first_tokens):
             return 0
         if record.begun or self._reserve.allows(missing):
             return missing
         self._hear()
         return missing if record.begun else None
-
-    def _least_tokens(self, record: Receiving) -> int:
-        """What is worth to be sent. Of a whole prompt vLLM computes the last token in any case, to sample from it; less
-        than a block of an earlier turn is not."""
-        return 2 if record.purpose is Purpose.PROMPT else min(self._block_sizes)
 
     def blocks_allocated(self, request: Request, blocks: "KVCacheBlocks", remote_tokens: int) -> None:
         """vLLM has allocated blocks, `remote_tokens` of them for us to fill."""
@@ -216,23 +208,24 @@ class SchedulerSide:
         if record.purpose is Purpose.PROMPT:
             self._first_tokens.unused(Reason.NOT_NEEDED)
 
-    def step(self, output: "SchedulerOutput") -> StepFinals:
-        """A step has been scheduled: what it makes final of prompts that are to be sent."""
+    def step(self, output: "SchedulerOutput") -> StepCommands:
+        """A step has been scheduled: the commands since the last one, and what it makes final of prompts that are to be
+        sent."""
         tokens = output.total_num_scheduled_tokens
         self._watch_newcomers()
         self._keeping.step(tokens)
         finals = self._sending.step(output)
         self._lull.step_scheduled(tokens)
-        if not (self._commands or tokens):
+        if not (self._orders or tokens):
             self._wait()
-        return finals
+        return self._orders.take(finals)
 
     def _wait(self) -> None:
         """For news, in a step without work; without them vLLM would come back to ask at once."""
         waiting = sum(record.waits for record in self._receiving.values())
         ours = self.open_requests + len(self.quarantine)
-        wait_ms = self._lull.wait_ms(waiting) if ours and self._inlet.is_whole else 0
-        if wait_ms and self._inlet.wait(wait_ms):
+        wait_ms = self._lull.wait_ms(waiting) if ours and self._orders.line.is_whole else 0
+        if wait_ms and self._orders.line.wait(wait_ms):
             self._lull.heard()
             self._hear()
 
@@ -271,16 +264,11 @@ class SchedulerSide:
         return record.reused
 
     # the worker -----------------------------------------------------------------------------------------
-    def take_commands(self) -> tuple[Command, ...]:
-        """The commands since the last call, in order."""
-        commands, self._commands = tuple(self._commands), []
-        return commands
-
     @property
     def needs_step(self) -> bool:
         """Whether a step is needed though no request wants one: to carry commands to the workers, or to hear from
         them that quarantined blocks are safe."""
-        return bool(self._commands) or len(self.quarantine) > 0 or self._sending.needs_step
+        return bool(self._orders) or len(self.quarantine) > 0 or self._sending.needs_step
 
     def filter_output(self, output: "KVConnectorOutput") -> None:
         """Leave in the worker's report only the requests that vLLM still waits for; what must not be reused yet
@@ -310,7 +298,7 @@ class SchedulerSide:
     def _hear(self) -> None:
         """What the transfer threads have said since they were last heard: the same comes with a step, later. With what
         has come in the meantime, a request goes on one or two steps earlier."""
-        for event in self._inlet.take():
+        for event in self._orders.line.take():
             record = self._receiving.get(event.request_id)
             if record is None:
                 continue
@@ -323,7 +311,7 @@ class SchedulerSide:
                 continue
             record.token = event.token
             record.ranks_heard += 1
-            if record.ranks_heard == self._inlet.ranks:
+            if record.ranks_heard == self._orders.line.ranks:
                 self._early.add(event.request_id)
 
     def _note_begun(self, report: RankReport) -> None:

@@ -48,13 +48,14 @@ class _Sending:
     """A prompt that is computed for another engine. `begun`: the engine that waits for it has been told, or will be
     when it is complete. `blocks` are those that vLLM's steps have named; `handed` is how
     many tokens have been handed over, `pinned` the blocks of a complete prompt. `stepwise` only if its length is
-    known from the start."""
+    known from the start. `on_steps`: what is said of it goes with the steps, so as not to overtake what went before."""
 
     key: Key
     api_key: Key
     prompt_tokens: int
     stepwise: bool
     begun: bool
+    on_steps: bool
     stage: _Stage = _Stage.KNOWN
     blocks: list[list[int]] = field(default_factory=list)
     handed: int = 0
@@ -73,11 +74,18 @@ class Handover(NamedTuple):
 class SendingSide:
     """All prompts of one engine that are to be sent."""
 
-    def __init__(self, push: Push, block_sizes: tuple[int, ...], say: Callable[[Command], None]) -> None:
-        """`say` passes a command on with the next step."""
+    def __init__(
+        self,
+        push: Push,
+        block_sizes: tuple[int, ...],
+        say: Callable[[Command], None],
+        say_with_step: Callable[[Command], None],
+    ) -> None:
+        """`say` passes a command on at once, `say_with_step` behind the steps so far."""
         self._push = push
         self._block_sizes = block_sizes
-        self._say = say
+        self._say_at_once = say
+        self._say_with_step = say_with_step
         self._prompts: dict[str, _Sending] = {}
         self._left = 0
         self.pins = KeptBlocks()
@@ -88,10 +96,13 @@ class SendingSide:
         if request.abort_immediately and any(record.key == key for record in self._prompts.values()):
             return
         stepwise = self._push is not Push.WHOLE and not request.resumable
-        self._prompts[request.request_id] = _Sending(
-            key, api_key, int(request.num_prompt_tokens), stepwise, request.resumable
-        )
-        self._say(Announce(key, RequestId(request.request_id)))
+        tokens, stands_in = int(request.num_prompt_tokens), bool(request.abort_immediately)
+        record = _Sending(key, api_key, tokens, stepwise, request.resumable, on_steps=stands_in)
+        self._prompts[request.request_id] = record
+        self._say(record, Announce(key, RequestId(request.request_id)))
+
+    def _say(self, record: _Sending, command: Command) -> None:
+        (self._say_with_step if record.on_steps else self._say_at_once)(command)
 
     # steps ----------------------------------------------------------------------------------------------
     def step(self, output: "SchedulerOutput") -> StepFinals:
@@ -108,7 +119,7 @@ class SendingSide:
                 continue
             complete = min(computed, record.prompt_tokens)
             tokens += complete - record.handed
-            record.handed = complete
+            record.handed, record.on_steps = complete, True
             finals.append(self._final(name, record))
         return StepFinals(tuple(finals), tokens)
 
@@ -116,7 +127,7 @@ class SendingSide:
         """A prompt whose last chunk is scheduled has all of its blocks."""
         if computed >= record.prompt_tokens and not record.begun:
             record.begun = True
-            self._say(Begin(record.key, RequestId(name)))
+            self._say(record, Begin(record.key, RequestId(name)))
 
     def _preempted(self, name: str) -> None:
         """A prompt that is complete stays where it is, and is not sent again when vLLM computes it again."""
@@ -124,7 +135,7 @@ class SendingSide:
         if record is None or record.stage is not _Stage.KNOWN:
             return
         if record.handed:
-            self._say(Retract(record.key, RequestId(name)))
+            self._say(record, Retract(record.key, RequestId(name)))
         record.handed, record.blocks = 0, []
 
     def _note_blocks(self, output: "SchedulerOutput") -> None:
@@ -188,7 +199,7 @@ class SendingSide:
 
     def _withdraw(self, request: Request, record: _Sending, reason: Reason, detail: str) -> Handover | None:
         """Blocks that a write may be reading are kept until it has stopped."""
-        self._say(Withdraw(record.key, RequestId(request.request_id), reason, detail))
+        self._say(record, Withdraw(record.key, RequestId(request.request_id), reason, detail))
         if record.handed:
             record.stage = _Stage.KEPT
             return Handover(record.api_key, True)
@@ -200,13 +211,13 @@ class SendingSide:
         record.stage = _Stage.KEPT
         ids = self._first_blocks(blocks, tokens)
         self._say_token(request, record)
-        self._say(Final(record.key, RequestId(request.request_id), tokens, ids))
+        self._say(record, Final(record.key, RequestId(request.request_id), tokens, ids))
 
     def _say_token(self, request: Request, record: _Sending) -> None:
         """The engine that gets the prompt may want to begin with the token that was sampled here."""
         sampled = request.status in _GOOD_ENDS and request.num_output_tokens
         token = int(request.output_token_ids[0]) if sampled else None
-        self._say(Sampled(record.key, RequestId(request.request_id), token))
+        self._say(record, Sampled(record.key, RequestId(request.request_id), token))
 
     def _leave(self, request: Request, record: _Sending, blocks: tuple[list[int], ...]) -> bool:
         """Whether vLLM is to keep the blocks: not if it has computed the prompt again, in others."""

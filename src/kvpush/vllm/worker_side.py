@@ -6,16 +6,17 @@ nothing here may end the worker: what fails is logged, and the requests concerne
 
 import logging
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from kvpush.core.commands import Abort, Command, Final, Inquire, Keep, Receive, Watch, Withdraw
-from kvpush.core.errors import Reason
+from kvpush.core.commands import Command, Final, Inquire, Keep, Receive, Watch, Withdraw
 from kvpush.core.events import BlocksSafe, Event, Found, Outcome, PrefillBegun, Purpose, ReceiveEnded, SourceFree
 from kvpush.core.ids import Address
 from kvpush.runtime.gate import Gate
@@ -23,14 +24,18 @@ from kvpush.runtime.thread import ThreadConfig, TransferThread
 from kvpush.transport.base import Transport
 from kvpush.transport.nixl import NixlTransport
 from kvpush.vllm.device import recorder_for
-from kvpush.vllm.layouts import CacheLayout, read_layout
+from kvpush.vllm.layouts import read_layout
 from kvpush.vllm.localize import localize
 from kvpush.vllm.metadata import RankReport, StepCommands
 from kvpush.vllm.ranks import Rank, engine_group, engine_id
 from kvpush.vllm.settings import Push, Settings
-from kvpush.vllm.step_push import StepFinals, StepPush
+from kvpush.vllm.step_push import StepPush
 
 logger = logging.getLogger(__name__)
+
+STEPS_AHEAD = 16
+"""For how many steps an event waits for the one that brings its command: more than vLLM ever has under way. After that
+it is one that vLLM does not wait for, such as the end of a request that never got blocks."""
 
 _NOTHING = RankReport()
 
@@ -78,13 +83,13 @@ class WorkerSide:
         self._settings = settings
         self._push = push
         self._on_event = on_event
-        self._rank: Rank | None = None
-        self._cache: CacheLayout | None = None
+        self._rank = 0
         self._thread: TransferThread | None = None
         self._gate: Gate | None = None
         self._step: StepPush | None = None
         self._owed = _Owed()
-        self._unasked: list[Event] = []  # ends of requests that the transfer thread was never asked about
+        self._ahead: deque[tuple[int, Event]] = deque()  # and at which step they came
+        self._steps = 0
         self._quarantined: set[str] = set()
         self._report = _NOTHING
         self.address: Address | None = None
@@ -107,10 +112,11 @@ class WorkerSide:
             poll_us=self._settings.poll_us,
             switch_us=self._settings.switch_us,
         )
-        thread = TransferThread(thread_config, cache.layout, self._make_transport)
+        ours = partial(localize, rank=rank, cache=cache)
+        thread = TransferThread(thread_config, cache.layout, self._make_transport, ours)
         self.address = thread.start()
         self.local_path = thread.local_path
-        self._rank, self._cache, self._thread = rank, cache, thread
+        self._rank, self._thread = rank.index, thread
         self._gate = Gate(thread.submit, f"kvpush-gate-{thread_config.engine_id}")
         device = next(iter(kv_caches.values())).device
         self._step = StepPush(self._push, cache.layout, self._gate, recorder_for(device))
@@ -121,39 +127,13 @@ class WorkerSide:
         return NixlTransport(name, {backend: {} for backend in self._settings.backends})
 
     def begin_step(self, step: StepCommands) -> None:
-        """Pass a step's commands on, before the step runs."""
+        """Pass on a step's commands that the transfer thread has not heard, before the step runs."""
         if self._gate is None or self._step is None:
             return
-        commands = [self._local(command) for command in step.commands]
-        finals = [self._local(final) for final in step.finals.finals]
-        commands += [instead for instead in finals if not isinstance(instead, Final)]
-        self._owed.note((*commands, *finals))
-        if commands:
+        self._owed.note((*step.commands, *step.finals.finals))
+        if commands := step.unheard(self._rank):
             self._gate.submit(commands)
-        good = tuple(final for final in finals if isinstance(final, Final))
-        self._step.begin(StepFinals(good, step.finals.tokens))
-
-    def _local(self, command: Command) -> Command:
-        """The command as this rank must see it. One that cannot be read ends its own transfer, not the step, in which
-        other requests are computed."""
-        assert self._rank is not None
-        assert self._cache is not None
-        try:
-            return localize(command, self._rank, self._cache)
-        except Exception as error:
-            logger.exception("kvpush: a command cannot be carried out: %s", command)
-            return self._instead(command, repr(error))
-
-    def _instead(self, command: Command, detail: str) -> Command:
-        match command:
-            case Receive(key=key, request_id=request):
-                self._owed.note([command])
-                self._unasked.append(ReceiveEnded(key, request, Outcome.FAILED, Reason.INTERNAL, detail))
-                return Abort(key, Reason.INTERNAL)
-            case Final(key=key, request_id=request) | Keep(key=key, request_id=request):
-                return Withdraw(key, request, Reason.INTERNAL, detail)
-            case _:
-                return command
+        self._step.begin(step.finals)
 
     def layer_launched(self, name: str) -> None:
         """An attention layer of the running step has been launched."""
@@ -170,15 +150,21 @@ class WorkerSide:
         results = KVConnectorTransferResults()
         if self._thread is None:
             return results
-        unasked, self._unasked = self._unasked, []
-        for event in (*unasked, *self._thread.drain()):
-            self._settle(event, results)
+        self._steps += 1
+        ahead, self._ahead = self._ahead, deque()
+        for since, event in ahead:
+            if not self._settle(event, results) and self._steps < since + STEPS_AHEAD:
+                self._ahead.append((since, event))
+        for event in self._thread.drain():
+            self._on_event(event)
+            if not self._settle(event, results):
+                self._ahead.append((self._steps, event))
         if not self._thread.alive:
             self._give_up(results)
         return results
 
-    def _settle(self, event: Event, results: KVConnectorTransferResults) -> None:
-        self._on_event(event)
+    def _settle(self, event: Event, results: KVConnectorTransferResults) -> bool:
+        """Report an event. False when its command, heard directly, has not come with a step yet."""
         if isinstance(event, ReceiveEnded) and event.request_id in self._owed.received:
             self._note_received(event, results)
         elif isinstance(event, PrefillBegun):
@@ -193,6 +179,9 @@ class WorkerSide:
         elif isinstance(event, SourceFree) and event.request_id in self._owed.sent:
             self._owed.sent.remove(event.request_id)
             results.finished_sending.add(event.request_id)
+        else:
+            return not isinstance(event, ReceiveEnded | Found | BlocksSafe | SourceFree)
+        return True
 
     def _note_received(self, event: ReceiveEnded, results: KVConnectorTransferResults) -> None:
         name = event.request_id

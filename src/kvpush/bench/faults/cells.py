@@ -6,6 +6,7 @@ from kvpush.bench.faults.kinds import KINDS, LONG_S, Moment
 from kvpush.bench.faults.node import Ending, Node, Policy
 from kvpush.bench.faults.wire import Fate
 from kvpush.bench.faults.world import TIMES, Stuck, World
+from kvpush.core.events import Purpose
 from kvpush.core.mode import Mode
 
 BOUND_S = TIMES.transfer_s + TIMES.peer_timeout_s + TIMES.connect_timeout_s
@@ -24,6 +25,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     moment: Moment
     policy: Policy
     mode: Mode
+    purpose: Purpose
     struck: bool
     ended: str
     reason: str
@@ -38,9 +40,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.problem or self.leaked or self.wrong)
 
 
-def try_cell(kind: str, moment: Moment, policy: Policy, mode: Mode = Mode.PUSH) -> Cell:
+def try_cell(
+    kind: str, moment: Moment, policy: Policy, mode: Mode = Mode.PUSH, purpose: Purpose = Purpose.PROMPT
+) -> Cell:
     """Let a fault strike, wait for the end, mend, and serve another request."""
-    attempt = _Attempt(kind, moment, policy, mode)
+    attempt = _Attempt(kind, moment, World(policy, mode, purpose))
     try:
         attempt.run()
     except (Stuck, AssertionError) as error:
@@ -51,9 +55,8 @@ def try_cell(kind: str, moment: Moment, policy: Policy, mode: Mode = Mode.PUSH) 
 
 
 class _Attempt:
-    def __init__(self, kind: str, moment: Moment, policy: Policy, mode: Mode) -> None:
-        self._kind, self._moment, self._policy = kind, moment, policy
-        self._world = World(policy, mode)
+    def __init__(self, kind: str, moment: Moment, world: World) -> None:
+        self._kind, self._moment, self._world = kind, moment, world
         self._has_struck = self._is_possible = False
         self._wrong = 0
         self._ended, self._reason, self._took_s = Ending.NOTHING.value, "", 0.0
@@ -139,8 +142,9 @@ class _Attempt:
         return Cell(
             kind=self._kind,
             moment=self._moment,
-            policy=self._policy,
+            policy=self._world.policy,
             mode=self._world.mode,
+            purpose=self._world.purpose,
             struck=self._is_possible and not armed,
             ended=self._ended,
             reason=self._reason,

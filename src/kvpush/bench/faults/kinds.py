@@ -6,6 +6,7 @@ from enum import StrEnum
 from kvpush.bench.faults.node import Ending, Node
 from kvpush.bench.faults.wire import Fate
 from kvpush.bench.faults.world import TIMES, World
+from kvpush.core.events import Purpose
 from kvpush.core.layout import Span
 from kvpush.core.messages import Offer, Register, encode_frame
 from kvpush.core.mode import Mode
@@ -23,6 +24,7 @@ class Moment(StrEnum):
     """Points of a transfer's life, in order."""
 
     STRANGERS = "strangers"  # the two have never heard of each other
+    ASKING = "asking"  # an earlier turn is asked for; only in conversations
     REGISTERING = "registering"  # the registration is under way
     WAITING = "waiting"  # registered; the prefill goes on
     HALF = "half"  # the first half has been written; with pull: the offer is under way
@@ -34,11 +36,20 @@ class Moment(StrEnum):
         """Whether the transfer is there."""
         if world.mode is Mode.PULL and self in _HAS_COME_PULL:
             return _HAS_COME_PULL[self](world)
+        if world.purpose is Purpose.CONVERSATION and self in _HAS_COME_KEPT:
+            return _HAS_COME_KEPT[self](world)
         return _HAS_COME[self](world)
+
+    def is_of(self, mode: Mode, purpose: Purpose) -> bool:
+        """Whether such transfers have this moment: what is kept is complete, and is written at once."""
+        if purpose is Purpose.PROMPT:
+            return self is not Moment.ASKING
+        return self is not Moment.HALF or mode is Mode.PULL
 
 
 _HAS_COME: Mapping[Moment, Callable[[World], bool]] = {
     Moment.STRANGERS: lambda world: True,
+    Moment.ASKING: lambda world: bool(world.wire.sent["Ask"]),
     Moment.REGISTERING: lambda world: bool(world.wire.sent["Register"]),
     Moment.WAITING: lambda world: bool(world.wire.read["Accepted"]),
     Moment.HALF: lambda world: world.p.flight.landed == 1,
@@ -51,6 +62,12 @@ _HAS_COME_PULL: Mapping[Moment, Callable[[World], bool]] = {
     Moment.HALF: lambda world: bool(world.wire.sent["Offer"]),
     Moment.WRITING: lambda world: world.d.flight.flying + world.d.flight.landed == 1,
     Moment.WRITTEN: lambda world: world.d.flight.landed == 1,
+}
+
+
+_HAS_COME_KEPT: Mapping[Moment, Callable[[World], bool]] = {
+    Moment.WRITING: lambda world: world.p.flight.landed + world.p.flight.flying == 1,
+    Moment.WRITTEN: lambda world: world.p.flight.landed == 1,
 }
 
 
@@ -168,7 +185,7 @@ KINDS: Mapping[str, Callable[[World], object]] = {
     "bad blocks": _bad_blocks,
     # the engines
     "cancel": lambda world: world.d.abort(world.key),
-    "withdraw": lambda world: world.p.withdraw(world.key),
+    "withdraw": lambda world: world.withdraw(),
     # the processes
     "sender killed": _on("p", _kill),
     "sender restarted": _on("p", _restart),

@@ -1,6 +1,7 @@
 """The whole matrix: all cells, their table, and the sums that decide."""
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 
 import msgspec
 from rich.table import Table
@@ -8,6 +9,7 @@ from rich.table import Table
 from kvpush.bench.faults.cells import Cell, try_cell
 from kvpush.bench.faults.kinds import KINDS, PUSH_ONLY, Moment
 from kvpush.bench.faults.node import Policy
+from kvpush.core.events import Purpose
 from kvpush.core.mode import Mode
 
 
@@ -28,15 +30,24 @@ class Sums(msgspec.Struct, frozen=True):
         return f"{self.tried} cells tried, {self.survived} survived, {self.leaked} leaked, {self.wrong} wrong"
 
 
-def run_matrix(kinds: Sequence[str] = tuple(KINDS), modes: Sequence[Mode] = tuple(Mode)) -> list[Cell]:
-    """Try each kind at each moment under each policy, in each mode in which it can happen."""
+_POLICIES = {Purpose.PROMPT: tuple(Policy), Purpose.CONVERSATION: (Policy.FAIL,)}
+"""An earlier turn that does not come is computed under either policy: shown under the one that could forbid it."""
+
+
+def run_matrix(
+    kinds: Sequence[str] = tuple(KINDS),
+    modes: Sequence[Mode] = tuple(Mode),
+    purposes: Sequence[Purpose] = tuple(Purpose),
+) -> list[Cell]:
+    """Try each kind at each moment under each policy, in each mode and for each purpose in which it can happen."""
     return [
-        try_cell(kind, moment, policy, mode)
-        for mode in modes
+        try_cell(kind, moment, policy, mode, purpose)
+        for purpose, mode in product(purposes, modes)
         for kind in kinds
         if mode is Mode.PUSH or kind not in PUSH_ONLY
         for moment in Moment
-        for policy in Policy
+        if moment.is_of(mode, purpose)
+        for policy in _POLICIES[purpose]
     ]
 
 
@@ -51,15 +62,17 @@ def sums(cells: Iterable[Cell]) -> Sums:
     )
 
 
-def table(cells: Iterable[Cell], mode: Mode) -> Table:
-    """The cells of one mode. A row per kind, a column per moment: what the client sees under `fail` and under
-    `recompute`, and after how many milliseconds; - where the fault cannot strike."""
+def table(cells: Iterable[Cell], mode: Mode, purpose: Purpose) -> Table:
+    """The cells of one mode and purpose. A row per kind, a column per moment: what the client sees under each policy,
+    and after how many milliseconds; - where the fault cannot strike."""
     by_place: dict[tuple[str, Moment], list[Cell]] = {}
-    for cell in [cell for cell in cells if cell.mode is mode]:
+    for cell in [cell for cell in cells if (cell.mode, cell.purpose) == (mode, purpose)]:
         by_place.setdefault((cell.kind, cell.moment), []).append(cell)
-    made = Table("fault", *Moment, title=f"{mode}: under fail / under recompute, milliseconds of virtual time")
+    moments = [moment for moment in Moment if moment.is_of(mode, purpose)]
+    policies = " / ".join(f"under {policy}" for policy in _POLICIES[purpose])
+    made = Table("fault", *moments, title=f"{purpose}, {mode}: {policies}, milliseconds of virtual time")
     for kind in dict.fromkeys(kind for kind, _ in by_place):
-        made.add_row(kind, *(_shown(by_place.get((kind, moment), [])) for moment in Moment))
+        made.add_row(kind, *(_shown(by_place.get((kind, moment), [])) for moment in moments))
     return made
 
 

@@ -7,11 +7,25 @@ from enum import StrEnum
 from kvpush.bench.faults.cache import BLOCK_SIZE, Cache
 from kvpush.bench.faults.flight import FlightTransport
 from kvpush.bench.faults.wire import Wire
-from kvpush.core.commands import Abort, Announce, Command, Final, Receive, Stop, Withdraw
+from kvpush.core.commands import (
+    Abort,
+    Announce,
+    Command,
+    Expect,
+    Final,
+    Inquire,
+    Keep,
+    Promise,
+    Receive,
+    Release,
+    Stop,
+    Withdraw,
+)
 from kvpush.core.config import ProtocolConfig
+from kvpush.core.digests import Digests, digests_of
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import Reason
-from kvpush.core.events import BlocksSafe, Event, Outcome, ReceiveEnded, SourceFree, Stopped
+from kvpush.core.events import BlocksSafe, Event, Found, Outcome, Purpose, ReceiveEnded, SourceFree, Stopped
 from kvpush.core.ids import Address, EngineId, Epoch, Key, RequestId, Target
 from kvpush.core.layout import Span
 from kvpush.core.mode import Mode
@@ -22,6 +36,7 @@ from kvpush.transport.faulty import FaultyTransport
 from kvpush.transport.memory import MemoryFabric
 
 _POLL_S = 0.001
+_KEEP_S = 2.0
 _SOONEST_S = 1e-6
 """The next turn is never at the same moment: a deadline is a sum of floats."""
 
@@ -43,11 +58,16 @@ class Ending(StrEnum):
 
 @dataclass
 class Request:
-    """One prompt at its receiver. `late` are blocks that it has left and that a late write may still reach."""
+    """One prompt at its receiver. `late` are blocks that it has left and that a late write may still reach.
+
+    Received from `sender` for `purpose`; an earlier turn is asked for first, and computed when it does not come.
+    """
 
     key: Key
     tokens: int
-    blocks: tuple[int, ...]
+    sender: Target
+    purpose: Purpose = Purpose.PROMPT
+    blocks: tuple[int, ...] = ()
     late: tuple[int, ...] = ()
     ending: Ending = Ending.NOTHING
     ended_at: float = 0.0
@@ -177,16 +197,51 @@ class Node:
         self._submit(Withdraw(key, _request(key), Reason.PREFILL_ABORTED))
         return True
 
+    # the sender's engine, for conversations -------------------------------------------------------------
+    def promise(self, key: Key) -> None:
+        """A request runs that is to be kept."""
+        self._submit(Promise(key))
+
+    def keep(self, key: Key, tokens: int) -> None:
+        """A request has finished, and its blocks are kept."""
+        if key in self._over:
+            return
+        blocks = self.sources[key] = self.cache.take(-(-tokens // BLOCK_SIZE))
+        self.cache.compute(seed_of(key), tokens, blocks)
+        self._submit(Keep(key, _request(key), tokens, (blocks,), _digests(key, tokens), _KEEP_S))
+
+    def release(self, key: Key) -> bool:
+        """The blocks of what is kept, or will be, are needed for others."""
+        self._over.add(key)
+        self._submit(Release(key))
+        return True
+
     # the receiver's engine ----------------------------------------------------------------------------
     def receive(self, key: Key, tokens: int, sender: Target) -> Request:
         """A request has come and has got its blocks."""
-        request = self.requests[key] = Request(key, tokens, self.cache.take(-(-tokens // BLOCK_SIZE)))
-        self._submit(Receive(key, _request(key), sender, Span(0, tokens), (request.blocks,)))
+        request = self.requests[key] = Request(key, tokens, sender)
+        self._receive(request)
         return request
+
+    def inquire(self, key: Key, tokens: int, sender: Target) -> Request:
+        """A request has come that goes on from one that the sender keeps."""
+        request = self.requests[key] = Request(key, tokens, sender, Purpose.CONVERSATION)
+        self._submit(Expect(key, _request(key), sender))
+        self._submit(Inquire(key, _request(key), sender, _digests(key, tokens)))
+        return request
+
+    def _receive(self, request: Request) -> None:
+        key, span = request.key, Span(0, request.tokens)
+        request.blocks = self.cache.take(-(-request.tokens // BLOCK_SIZE))
+        blocks = (request.blocks,)
+        self._submit(Receive(key, _request(key), request.sender, span, blocks, purpose=request.purpose))
 
     def abort(self, key: Key) -> None:
         """The client has gone."""
         self._submit(Abort(key))
+        request = self.requests[key]
+        if request.purpose is Purpose.CONVERSATION and not request.blocks and request.ending is Ending.NOTHING:
+            self._end(request, Ending.ERROR, Reason.ABORTED)  # it waits for nothing that could be reported
 
     def stop(self) -> None:
         """SIGTERM."""
@@ -197,6 +252,8 @@ class Node:
         match event:
             case SourceFree(key):
                 self.cache.give_back(self.sources.pop(key))
+            case Found(key, tokens=tokens):
+                self._found(self.requests[key], tokens)
             case ReceiveEnded(key):
                 self._received(self.requests[key], event)
             case BlocksSafe(key):
@@ -208,24 +265,40 @@ class Node:
             case _:
                 pass
 
-    def _received(self, request: Request, ended: ReceiveEnded) -> None:
+    def _found(self, request: Request, tokens: int) -> None:
+        if request.ending is not Ending.NOTHING:
+            return
+        if tokens == request.tokens:
+            self._receive(request)
+        else:
+            self._submit(Abort(request.key, Reason.NOT_NEEDED))
+            self._end(request, Ending.TEXT, Reason.UNKNOWN_TRANSFER)
+            self._compute(request)
+
+    def _end(self, request: Request, ending: Ending, reason: Reason) -> None:
         assert request.ending is Ending.NOTHING, f"{request.key} has ended twice"
-        request.ended_at, request.reason = self._clock(), ended.reason
+        request.ending, request.reason, request.ended_at = ending, reason, self._clock()
+
+    def _received(self, request: Request, ended: ReceiveEnded) -> None:
         if ended.outcome is Outcome.DELIVERED:
-            request.ending = Ending.TEXT
+            self._end(request, Ending.TEXT, ended.reason)
             return
         if ended.quarantined:
             request.late = request.blocks
         else:
             self.cache.give_back(request.blocks)
         request.blocks = ()
-        if self.policy is Policy.FAIL or ended.reason is Reason.ABORTED:
-            request.ending = Ending.ERROR
+        fails = self.policy is Policy.FAIL and request.purpose is Purpose.PROMPT
+        if fails or ended.reason is Reason.ABORTED:
+            self._end(request, Ending.ERROR, ended.reason)
             return
+        self._end(request, Ending.TEXT, ended.reason)
+        self._compute(request)
+
+    def _compute(self, request: Request) -> None:
         # in another order than before: a late write must not happen to bring the right bytes
         request.blocks = self.cache.take(-(-request.tokens // BLOCK_SIZE))[::-1]
         self.cache.compute(seed_of(request.key), request.tokens, request.blocks)
-        request.ending = Ending.TEXT
 
     def finish(self, request: Request) -> bool:
         """The request leaves; says whether its blocks hold what its text was made from."""
@@ -238,6 +311,10 @@ class Node:
 def seed_of(key: Key) -> int:
     """Which prompt a key is about."""
     return int(key.transfer_id, 16)
+
+
+def _digests(key: Key, tokens: int) -> Digests:
+    return digests_of(range(seed_of(key), seed_of(key) + tokens))
 
 
 def _request(key: Key) -> RequestId:

@@ -8,6 +8,7 @@ from kvpush.bench.faults.node import Node, Policy, Request, seed_of
 from kvpush.bench.faults.wire import Wire
 from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import KVPushError
+from kvpush.core.events import Purpose
 from kvpush.core.ids import Address, Key, TransferId
 from kvpush.core.mode import Mode
 from kvpush.transport.memory import MemoryFabric
@@ -30,6 +31,8 @@ TIMES = ProtocolConfig(
 
 TOKENS = 30
 _HALF = 16
+KEPT_TOKENS = 32
+"""Whole granules: what is kept is compared by these."""
 _SOON_S = 60.0
 _EXIT_S = 0.05
 _STEP_S = 0.02
@@ -41,11 +44,14 @@ class Stuck(KVPushError):
 
 
 class World:
-    """`p` sends, `d` receives; both may be replaced by others of their name. `request` is the one in question."""
+    """`p` sends, `d` receives; both may be replaced by others of their name. `request` is the one in question.
 
-    def __init__(self, policy: Policy, mode: Mode = Mode.PUSH) -> None:
+    For the purpose `CONVERSATION`, `p` keeps an earlier turn, and `d` goes on from it.
+    """
+
+    def __init__(self, policy: Policy, mode: Mode = Mode.PUSH, purpose: Purpose = Purpose.PROMPT) -> None:
         self.now = 100.0
-        self.policy, self.mode = policy, mode
+        self.policy, self.mode, self.purpose = policy, mode, purpose
         self.wire = Wire(lambda: self.now)
         self.nodes: list[Node] = []
         self._fabric = MemoryFabric()
@@ -93,8 +99,13 @@ class World:
         return Key(TransferId(f"{self._keys:032x}"))
 
     def begin(self, key: Key) -> Request:
-        """Both engines get a request at once; the prefill takes two steps."""
+        """Both engines get a request at once; the prefill takes two steps. Or the next turn of a conversation is faster
+        than the last step of the one before."""
         sender = self.p
+        if self.purpose is Purpose.CONVERSATION:
+            sender.promise(key)
+            self.after(_STEP_S, lambda: self._keep(sender, key))
+            return self.d.inquire(key, KEPT_TOKENS, sender.target)
         request = self.d.receive(key, TOKENS, sender.target)
         sender.announce(key)
         self.after(_STEP_S, lambda: self._prefill(sender, key, _HALF))
@@ -106,6 +117,16 @@ class World:
             self.after(_STEP_S, lambda: self._prefill(sender, key, tokens))
         elif sender.alive:
             sender.prefill(key, seed_of(key), tokens, TOKENS)
+
+    def _keep(self, sender: Node, key: Key) -> None:
+        if sender.alive and sender.hung:
+            self.after(_STEP_S, lambda: self._keep(sender, key))
+        elif sender.alive:
+            sender.keep(key, KEPT_TOKENS)
+
+    def withdraw(self) -> bool:
+        """The sender gives up what the request is for."""
+        return (self.p.withdraw if self.purpose is Purpose.PROMPT else self.p.release)(self.key)
 
     # time -----------------------------------------------------------------------------------------------
     def after(self, seconds: float, happens: Callable[[], object]) -> None:
@@ -137,7 +158,8 @@ class World:
             self.run_until(self._is_quiet, within_s, "quiet")
 
     def _is_quiet(self) -> bool:
-        busy = [n for n in self.nodes if n.flight.flying or (n.alive and not n.hung and n.endpoint.transfers)]
+        going = [n for n in self.nodes if n.alive and not n.hung and (n.endpoint.transfers or n.sources)]
+        busy = going or [n for n in self.nodes if n.flight.flying]
         return not busy and not (self._agenda and self._agenda[0][0] < self.now + _SOON_S)
 
     def _next_at(self) -> float:
