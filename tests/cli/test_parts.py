@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kvpush.cli.cluster import Cluster
 from kvpush.cli.device import DevicePlan, nvidia_gpus, plan_device
 from kvpush.cli.parts import ClusterSpec, Share, engine_command, plan_engines, router_command, share_machine
 from kvpush.cli.up import make_spec
@@ -152,3 +153,13 @@ def test_mode_goes_to_kvpush_and_to_no_other(tmp_path: Path) -> None:
     assert transfer["kv_connector_extra_config"] == {"mode": "pull"}
     with pytest.raises(ConfigError, match="mode: pull with --connector vllm-pull"):
         make_spec(str(tmp_path), mode=ModeSetting.PULL, connector=Connector.VLLM_PULL, log_dir=tmp_path)
+
+
+def test_log_folder_that_cannot_be_made_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with (
+        pytest.raises(ConfigError, match="cannot be made: Not a directory") as refused,
+        Cluster(spec(log_dir=tmp_path / "file" / "logs")),
+    ):
+        pass
+    assert refused.value.field == "log_dir"

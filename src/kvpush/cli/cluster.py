@@ -127,13 +127,21 @@ class Cluster:
         self._parts.clear()
 
     def _start(self) -> None:
-        self.spec.log_dir.mkdir(parents=True, exist_ok=True)
+        self._make_log_dir()
         shares = share_machine(sorted(os.sched_getaffinity(0)), self.spec.device.gpus, len(self.engines))
         for engine, share in zip(self.engines, shares, strict=True):
             self._add(engine.name, engine.url, engine_command(self.spec, engine, share))
         self._wait_until_ready()
         self._add("router", self.url, router_command(self.spec, self.engines, self.port))
         self._wait_until_ready()
+
+    def _make_log_dir(self) -> None:
+        folder = self.spec.log_dir
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"{folder} cannot be made: {error.strerror}"
+            raise ConfigError("log_dir", problem, "Name a folder that can be written.") from None
 
     def _add(self, name: str, url: str, command: Command) -> None:
         self._parts.append(_Part(name, url, command, self.spec))

@@ -45,7 +45,6 @@ def demo_command(
 
     make_model(model)
     spec = make_spec(model, log_dir=log_dir)
-    spec.log_dir.mkdir(parents=True, exist_ok=True)
     spec = replace(spec, env={VARIABLE: str(spec.log_dir)})
     body: dict[str, object] = {
         "model": spec.served_name,
