@@ -91,6 +91,7 @@ async def rigged(
     decode: Sequence[Script] = (good_decode,),
     ready: bool = True,
     prefill_specs: Sequence[EngineSpec] = (),
+    decode_metrics_status: int = 200,
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     """Stubs with these scripts, a router over them, ready to serve."""
@@ -103,6 +104,8 @@ async def rigged(
             await stack.enter_async_context(running_stub(script, engine_id=f"d{number}", control_port=7101 + number))
             for number, script in enumerate(decode)
         ]
+        for stub in decodes:
+            stub.metrics_status = decode_metrics_status
         config = RouterConfig(
             **{
                 "prefill": (*prefill_specs, *(spec_of(stub, settings.get("connector")) for stub in prefills)),

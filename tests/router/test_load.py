@@ -49,9 +49,7 @@ async def test_missing_load_metrics_are_reported_and_the_routers_own_counts_are_
         return decode_in(0.2)
 
     caplog.set_level(logging.WARNING)
-    async with rigged(decode=[decode, decode], ready=False) as rig:
-        for stub in rig.decodes:
-            stub.metrics_status = 404
+    async with rigged(decode=[decode, decode], ready=False, decode_metrics_status=404) as rig:
         await until(lambda: sum("no /metrics" in line for line in caplog.messages) == 2)
         await wait_ready(rig)
         await asyncio.gather(*(rig.post(prompt=f"{number} {PROMPT}") for number in range(10)))
