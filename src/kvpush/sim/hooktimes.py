@@ -1,6 +1,7 @@
 """CPU that connector hooks take of an engine's threads, for any connector: wraps the hooks from outside.
 
-A hook that waits costs no CPU, but holds its thread up: so the longest call is noted by the clock on the wall.
+A hook that waits costs no CPU, but holds its thread up: so the longest call is noted by the clock on the wall, and
+the hooks that are called for each layer are timed by that alone.
 
 Loaded into each engine process by vLLM (`vllm.general_plugins`); does nothing unless `KVPUSH_HOOK_TIMES` names a
 folder. Counters live in a memory-mapped file, so that they can be read at any moment and outlive a killed process.
@@ -45,6 +46,8 @@ WORKER_HOOKS = (
     "clear_connector_metadata",
 )
 HOOKS = SCHEDULER_HOOKS + WORKER_HOOKS
+_PER_LAYER = frozenset({"wait_for_layer_load", "save_kv_layer"})
+"""Called so often, and so short, that asking for their CPU, a system call, would count for more than they do."""
 _FIELDS = 3  # calls, ns of CPU, longest ns
 _BYTES = len(HOOKS) * _FIELDS * 8
 
@@ -77,7 +80,8 @@ class HookClock:
     def wrap(self, hook: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """`call`, timed as `hook`."""
         slots, first = self._slots, HOOKS.index(hook) * _FIELDS
-        wall, cpu = time.perf_counter_ns, time.thread_time_ns
+        wall = time.perf_counter_ns
+        cpu = wall if hook in _PER_LAYER else time.thread_time_ns
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             began, used = wall(), cpu()
