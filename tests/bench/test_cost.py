@@ -15,14 +15,17 @@ def test_meter_counts_what_was_spent_since_it_was_made(tmp_path: Path) -> None:
     cost = meter.cost(requests=4, cores=1.5)
     assert (cost.prefill.steps, cost.decode.steps) == (2, 0)
     assert cost.prefill.us > 100
+    assert cost.prefill.us < cost.prefill.counted_us
 
 
 def test_totals_are_per_request_and_per_step_over_all_rounds(tmp_path: Path) -> None:
-    nothing = Spent(0.0, 0, 0.0)
-    rounds = [CellCost(10, 1.0, Spent(500.0, 20, 90.0), nothing), CellCost(10, 2.0, Spent(700.0, 40, 30.0), nothing)]
+    nothing = Spent(0.0, 0.0, 0, 0.0)
+    spent = Spent(500.0, 550.0, 20, 90.0), Spent(700.0, 850.0, 40, 30.0)
+    rounds = [CellCost(10, cores, one, nothing) for cores, one in zip((1.0, 2.0), spent, strict=True)]
     cost = total(rounds)
     assert cost is not None
     assert (cost.prefill_us_per_request, cost.prefill_us_per_step) == (60.0, 20.0)
+    assert cost.prefill_counted_us_per_request == 70.0
     assert (cost.longest_hook_us, cost.cpu_cores) == (90.0, 1.5)
 
 

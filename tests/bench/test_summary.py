@@ -20,7 +20,7 @@ from kvpush.bench.workload import Prompt, Shape
 from kvpush.sim import profile
 
 CELL = Cell(0, Shape(input_tokens=512, output_tokens=2), Concurrency(1))
-COST = CellCost(2, 0.5, Spent(100.0, 4, 50.0), Spent(200.0, 8, 60.0))
+COST = CellCost(2, 0.5, Spent(100.0, 120.0, 4, 50.0), Spent(200.0, 240.0, 8, 60.0))
 PROMPTS = [Prompt((4, 5), 2), Prompt((6, 7), 2)]
 
 
@@ -61,7 +61,7 @@ def test_rows_have_figures_ratios_and_the_overhead_over_one_engine(rows: dict[st
     assert rows["kvpush:push"].ratios["ttft"].ratio == pytest.approx(1)
     assert rows["single"].overhead_ms is None
     assert slow.cost is not None
-    assert slow.cost.prefill_us_per_request == 50.0
+    assert (slow.cost.prefill_us_per_request, slow.cost.prefill_counted_us_per_request) == (50.0, 60.0)
 
 
 def test_sample_has_its_split_and_transfer(samples: list[Sample]) -> None:

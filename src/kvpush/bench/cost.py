@@ -13,9 +13,11 @@ _STEP = "build_connector_meta"
 
 @dataclass(frozen=True)
 class Spent:
-    """In the hooks of one engine: microseconds of CPU, the steps it took meanwhile, and the longest call."""
+    """In the hooks of one engine: microseconds of CPU without what the clock itself takes, `counted_us` with it; the
+    steps that the engine took meanwhile, and the longest call."""
 
     us: float
+    counted_us: float
     steps: int
     longest_us: float
 
@@ -43,13 +45,13 @@ class HookMeter:
 
     def _spent(self, engine: str) -> Spent:
         before, after = self._before[engine], _read(self._folder, engine)
-        us = sum(time.cpu_us - _known(before, hook).cpu_us for hook, time in after.items())
-        steps = _known(after, _STEP).calls - _known(before, _STEP).calls
-        return Spent(us, steps, max((time.longest_us for time in after.values()), default=0.0))
-
-
-def _known(times: dict[str, HookTime], hook: str) -> HookTime:
-    return times.get(hook) or HookTime(calls=0, cpu_us=0.0, longest_us=0.0)
+        spent = {hook: time.since(before.get(hook)) for hook, time in after.items()}
+        return Spent(
+            us=sum(time.own_us for time in spent.values()),
+            counted_us=sum(time.cpu_us for time in spent.values()),
+            steps=spent[_STEP].calls if _STEP in spent else 0,
+            longest_us=max((time.longest_us for time in spent.values()), default=0.0),
+        )
 
 
 def _read(folder: Path, engine: str) -> dict[str, HookTime]:
@@ -69,8 +71,10 @@ def total(costs: list[CellCost]) -> Cost | None:
     return Cost(
         prefill_us_per_request=round(sum(spent.us for spent in prefill) / requests, 1),
         prefill_us_per_step=_per_step(prefill),
+        prefill_counted_us_per_request=round(sum(spent.counted_us for spent in prefill) / requests, 1),
         decode_us_per_request=round(sum(spent.us for spent in decode) / requests, 1),
         decode_us_per_step=_per_step(decode),
+        decode_counted_us_per_request=round(sum(spent.counted_us for spent in decode) / requests, 1),
         longest_hook_us=round(max(spent.longest_us for spent in prefill + decode), 1),
         cpu_cores=round(sum(cost.cores for cost in costs) / len(costs), 3),
     )

@@ -43,13 +43,15 @@ class Sample(msgspec.Struct, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU in connector hooks on the engines' threads, in microseconds; how long the longest call took, whatever it
-    did meanwhile; and CPU of all processes in cores."""
+    """CPU in connector hooks on the engines' threads, in microseconds, without what the clock itself takes (`counted`:
+    with it); how long the longest call took, whatever it did meanwhile; and CPU of all processes in cores."""
 
     prefill_us_per_request: float
     prefill_us_per_step: float
+    prefill_counted_us_per_request: float
     decode_us_per_request: float
     decode_us_per_step: float
+    decode_counted_us_per_request: float
     longest_hook_us: float
     cpu_cores: float
 

@@ -79,7 +79,8 @@ def _splits(rows: list[Row]) -> Table:
 
 def _costs(rows: list[Row]) -> Table:
     table = Table(
-        title="microseconds of CPU in connector hooks on engine threads; cores of the whole cluster; descriptors"
+        title="microseconds of CPU in connector hooks on engine threads (+clock: per request, with the clock's own); "
+        "cores of the whole cluster; descriptors"
     )
     names = (
         "input",
@@ -87,8 +88,10 @@ def _costs(rows: list[Row]) -> Table:
         "connector",
         "P/request",
         "P/step",
+        "+clock",
         "D/request",
         "D/step",
+        "+clock ",
         "longest",
         "cores",
         "desc",
@@ -100,8 +103,10 @@ def _costs(rows: list[Row]) -> Table:
             values = (
                 cost.prefill_us_per_request,
                 cost.prefill_us_per_step,
+                cost.prefill_counted_us_per_request,
                 cost.decode_us_per_request,
                 cost.decode_us_per_step,
+                cost.decode_counted_us_per_request,
                 cost.longest_hook_us,
                 cost.cpu_cores,
                 row.descriptors,
