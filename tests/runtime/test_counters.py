@@ -166,3 +166,8 @@ def test_duration_falls_into_the_bucket_whose_bound_it_does_not_pass(seconds: fl
 def test_stage_names_are_unique_per_role() -> None:
     for stages in STAGES.values():
         assert len({name for name, _, _ in stages}) == len(stages)
+
+
+@pytest.mark.parametrize("field", Counters.__struct_fields__)
+def test_counters_are_not_empty_whatever_they_hold(field: str) -> None:
+    assert not Counters(**{field: {"something": 1}}).empty  # type: ignore[arg-type]

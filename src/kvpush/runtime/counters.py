@@ -156,7 +156,8 @@ class Counters(msgspec.Struct):
     @property
     def empty(self) -> bool:
         """Whether nothing has been counted."""
-        return not any(getattr(self, field) for field in self.__struct_fields__)
+        counted = self.transfers or self.counted or self.volumes or self.seconds or self.modes or self.pairs
+        return not counted
 
     def to_plain(self) -> dict[str, object]:
         """Lists, strings and numbers only, for any serializer; see `from_plain`."""

@@ -126,6 +126,9 @@ class SchedulerEnd:
         found = {rank: _connect(path) for rank, path in enumerate(paths) if path}
         self._sockets = {rank: peer for rank, peer in found.items() if peer is not None}
         self._told = set(self._sockets)
+        self._readable = select.poll()
+        for peer in self._sockets.values():
+            self._readable.register(peer, select.POLLIN)
 
     @property
     def is_whole(self) -> bool:
@@ -156,13 +159,12 @@ class SchedulerEnd:
     # up -------------------------------------------------------------------------------------------------
     def wait(self, longest_ms: int) -> bool:
         """Wait for something to be said, and return whether something was. Takes nothing."""
-        poller = select.poll()
-        for peer in self._sockets.values():
-            poller.register(peer, select.POLLIN)
-        return bool(poller.poll(longest_ms))
+        return bool(self._readable.poll(longest_ms))
 
     def take(self) -> list[Heard]:
         """What has been said since the last call, each event once per rank."""
+        if not self._readable.poll(0):
+            return []
         return [event for rank in tuple(self._sockets) for event in self._take_from(rank)]
 
     def _take_from(self, rank: int) -> list[Heard]:
@@ -180,7 +182,9 @@ class SchedulerEnd:
     def _drop(self, rank: int) -> None:
         """The rank has ended."""
         self._told.discard(rank)
-        self._sockets.pop(rank).close()
+        peer = self._sockets.pop(rank)
+        self._readable.unregister(peer)
+        peer.close()
 
     def close(self) -> None:
         """Say and hear nothing more. Idempotent."""

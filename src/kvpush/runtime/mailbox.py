@@ -48,6 +48,8 @@ class Mailbox:
     def drain(self) -> list[Event]:
         """Take the events published so far, in order; at most `DRAIN_LIMIT`, the rest is for the next call."""
         drained: list[Event] = []
+        if not self._events:
+            return drained
         with suppress(IndexError):  # another thread may drain at the same time
             while len(drained) < DRAIN_LIMIT:
                 drained.append(self._events.popleft())

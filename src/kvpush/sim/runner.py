@@ -129,15 +129,18 @@ class SimModelRunner(CPUModelRunner):
         return output
 
     def _call_layer_hooks(self) -> None:
-        """As the launch of each attention layer does. The host is ahead of the device: an event that a connector
-        records in a hook fires at the layer's modelled time."""
+        """As the launch of each attention layer does: while metadata is bound. The host is ahead of the device: an
+        event that a connector records in a hook fires at the layer's modelled time."""
         if not has_kv_transfer_group():
             return
         connector = get_kv_transfer_group()
         for layer, (name, cache) in enumerate(self._layers):
-            connector.wait_for_layer_load(name)
+            listens = connector.has_connector_metadata()
+            if listens:
+                connector.wait_for_layer_load(name)
             self._stream.at_layer(layer, len(self._layers))
-            connector.save_kv_layer(name, cache, None)
+            if listens:
+                connector.save_kv_layer(name, cache, None)
 
 
 def _memory(caches: list[torch.Tensor]) -> KVMemory:

@@ -203,10 +203,10 @@ class KVPushConnector(KVConnectorBase_V1):
         return None if address is None else RankAddress(address, self._working.local_path)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """A step begins; its commands are passed on before its forward pass is launched."""
-        super().bind_connector_metadata(connector_metadata)
-        if isinstance(connector_metadata, StepCommands):
-            self._working.begin_step(connector_metadata)
+        """A step begins; its commands are passed on before its forward pass is launched. Metadata is bound only when
+        layers are to be sent ahead of the rest: without it vLLM does not call the hooks of layers, two for each."""
+        if isinstance(connector_metadata, StepCommands) and self._working.begin_step(connector_metadata):
+            super().bind_connector_metadata(connector_metadata)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """What has ended since the last step."""

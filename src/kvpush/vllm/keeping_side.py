@@ -143,6 +143,8 @@ class KeepingSide:
     def step(self, scheduled_tokens: int) -> None:
         """A step of so many tokens has been scheduled. Who has been looking for blocks and has got none lacks ours. So
         does who has loaded its prompt, when nobody is scheduled at all."""
+        if not (self._asking or self._loaded or self._kept):
+            return
         hungry, self._asking = sum(self._asking.values()), {}
         if not scheduled_tokens:
             hungry += sum(self._loaded.values())

@@ -5,7 +5,7 @@ were given, also those that its transfer thread has heard already, because the w
 owed; each rank's address comes back once, at the start.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvpush.core.commands import Command
 from kvpush.core.ids import Address
-from kvpush.vllm.step_push import StepFinals
+from kvpush.vllm.step_push import NO_FINALS, StepFinals
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class StepCommands(KVConnectorMetadata):
     each command the ranks whose transfer threads have it already; none of any if left out."""
 
     commands: tuple[Command, ...] = ()
-    finals: StepFinals = field(default_factory=StepFinals)
+    finals: StepFinals = NO_FINALS
     heard: tuple[frozenset[int], ...] = ()
 
     def unheard(self, rank: int) -> list[Command]:
@@ -33,6 +33,10 @@ class StepCommands(KVConnectorMetadata):
             return list(self.commands)
         pairs = zip(self.commands, self.heard, strict=True)
         return [command for command, ranks in pairs if rank not in ranks]
+
+
+NO_COMMANDS = StepCommands()
+"""Of the usual step, which is nobody's business but vLLM's."""
 
 
 @dataclass(frozen=True)

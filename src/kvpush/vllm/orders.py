@@ -6,7 +6,7 @@ What must not overtake a step's own commands (see runtime/gate.py) goes with the
 
 from kvpush.core.commands import Command
 from kvpush.runtime.local import SchedulerEnd
-from kvpush.vllm.metadata import StepCommands
+from kvpush.vllm.metadata import NO_COMMANDS, StepCommands
 from kvpush.vllm.step_push import StepFinals
 
 _NOBODY: frozenset[int] = frozenset()
@@ -37,6 +37,8 @@ class Orders:
 
     def take(self, finals: StepFinals) -> StepCommands:
         """What a step carries, which makes `finals` final."""
+        if not (self._commands or finals.finals):
+            return NO_COMMANDS
         step = StepCommands(tuple(self._commands), finals, tuple(self._heard))
         self._commands, self._heard = [], []
         return step

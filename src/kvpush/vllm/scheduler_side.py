@@ -235,6 +235,8 @@ class SchedulerSide:
 
     def _watch_newcomers(self) -> None:
         """Ask for a word about requests that have come and have got no blocks: they may have to wait for it."""
+        if not self._newcomers:
+            return
         newcomers, self._newcomers = self._newcomers, []
         for name in newcomers if self._reserve.keeps_back else ():
             record = self._receiving.get(name)
@@ -274,11 +276,15 @@ class SchedulerSide:
         """Leave in the worker's report only the requests that vLLM still waits for; what must not be reused yet
         is kept before vLLM acts on the rest."""
         report = output.kv_connector_worker_meta
-        report = report if isinstance(report, RankReport) else _NOTHING
-        self._update_quarantine(report)
-        self._note_begun(report)
-        self._note_earlier_turns(report)
+        if isinstance(report, RankReport):
+            self._update_quarantine(report)
+            self._note_begun(report)
+            self._note_earlier_turns(report)
+        else:
+            report = _NOTHING
         self._hear()
+        if report is _NOTHING and not (self._early or output.finished_recving or output.finished_sending):
+            return
         received, self._early = self._early | (output.finished_recving or set()), set()
         output.finished_recving = {name for name in received if self._received(name)}
         self._note_tokens(report, output.finished_recving)

@@ -21,7 +21,7 @@ from kvpush.core.ids import Key, RequestId
 from kvpush.core.layout import Blocks
 from kvpush.vllm.kept import KeptBlocks
 from kvpush.vllm.settings import Push
-from kvpush.vllm.step_push import StepFinals
+from kvpush.vllm.step_push import NO_FINALS, StepFinals
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -108,7 +108,7 @@ class SendingSide:
     def step(self, output: "SchedulerOutput") -> StepFinals:
         """A step has been scheduled: what it makes final."""
         if not self._prompts:
-            return StepFinals()
+            return NO_FINALS
         for name in output.preempted_req_ids or ():
             self._preempted(name)
         self._note_blocks(output)

@@ -29,7 +29,8 @@ class StepFinals:
     tokens: int = 0
 
 
-_NOTHING = StepFinals()
+NO_FINALS = StepFinals()
+_NO_CUTS: frozenset[int] = frozenset()
 
 
 class StepPush:
@@ -41,14 +42,15 @@ class StepPush:
         self._token_bytes = layout.token_bytes
         self._gate = gate
         self._record = record
-        self._step = _NOTHING
-        self._cuts: frozenset[int] = frozenset()
+        self._step = NO_FINALS
+        self._cuts = _NO_CUTS
         self._next_layer = 0
 
-    def begin(self, step: StepFinals) -> None:
-        """A step is about to be launched."""
+    def begin(self, step: StepFinals) -> bool:
+        """A step is about to be launched. Whether `layer_launched` has anything to do in it."""
         self._step, self._next_layer = step, 0
-        self._cuts = self._choose_cuts(step.tokens * self._token_bytes)
+        self._cuts = self._choose_cuts(step.tokens * self._token_bytes) if step.finals else _NO_CUTS
+        return bool(self._cuts)
 
     def _choose_cuts(self, nbytes: int) -> frozenset[int]:
         """After how many layers to hand over what is there; the rest follows when the step is launched."""
@@ -64,10 +66,10 @@ class StepPush:
             finals = [replace(final, last=False, layers=self._next_layer) for final in self._step.finals]
             self._gate.submit_after(self._record(), finals)
         if self._next_layer == len(self._layers):
-            self._cuts = frozenset()
+            self._cuts = _NO_CUTS
 
     def launched(self) -> None:
         """The whole forward pass has been launched."""
-        step, self._step, self._cuts = self._step, _NOTHING, frozenset()
+        step, self._step, self._cuts = self._step, NO_FINALS, _NO_CUTS
         if step.finals:
             self._gate.submit_after(self._record(), step.finals)

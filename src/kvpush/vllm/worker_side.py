@@ -126,14 +126,16 @@ class WorkerSide:
         name = f"{engine_id(self._config)}/{secrets.token_hex(8)}"
         return NixlTransport(name, {backend: {} for backend in self._settings.backends})
 
-    def begin_step(self, step: StepCommands) -> None:
-        """Pass on a step's commands that the transfer thread has not heard, before the step runs."""
+    def begin_step(self, step: StepCommands) -> bool:
+        """Pass on a step's commands that the transfer thread has not heard, before the step runs. Whether it is worth
+        to hear of each layer of it (`layer_launched`)."""
         if self._gate is None or self._step is None:
-            return
-        self._owed.note((*step.commands, *step.finals.finals))
-        if commands := step.unheard(self._rank):
-            self._gate.submit(commands)
-        self._step.begin(step.finals)
+            return False
+        if step.commands or step.finals.finals:
+            self._owed.note((*step.commands, *step.finals.finals))
+            if commands := step.unheard(self._rank):
+                self._gate.submit(commands)
+        return self._step.begin(step.finals)
 
     def layer_launched(self, name: str) -> None:
         """An attention layer of the running step has been launched."""
@@ -151,8 +153,8 @@ class WorkerSide:
         if self._thread is None:
             return results
         self._steps += 1
-        ahead, self._ahead = self._ahead, deque()
-        for since, event in ahead:
+        for _ in range(len(self._ahead)):
+            since, event = self._ahead.popleft()
             if not self._settle(event, results) and self._steps < since + STEPS_AHEAD:
                 self._ahead.append((since, event))
         for event in self._thread.drain():
@@ -208,7 +210,7 @@ class WorkerSide:
     def report(self) -> RankReport | None:
         """What to tell the scheduler with the `results` of the same step, beyond those."""
         report, self._report = self._report, _NOTHING
-        return report if report != _NOTHING else None
+        return report if report is not _NOTHING else None
 
     def _give_up(self, results: KVConnectorTransferResults) -> None:
         """The thread has died, and its transport with it: nothing is written or read any more."""
