@@ -4,7 +4,7 @@ from time import thread_time
 
 import pytest
 
-from kvpush.sim.hooktimes import HookClock, HookTime, read_clock
+from kvpush.sim.hooktimes import EVERY, HookClock, HookTime, read_clock
 
 CALLS = 2_000
 KNOWN_US = 200.0
@@ -57,11 +57,13 @@ def test_hook_that_does_nothing_is_counted_but_costs_about_nothing(tmp_path: Pat
     assert least.own_us / least.calls < 0.3
 
 
-def test_hook_that_uses_cpu_is_counted_with_that(tmp_path: Path) -> None:
-    timed = HookClock(tmp_path / "hooks.bin").wrap("build_connector_meta", use_cpu)
-    for _ in range(20):
+@pytest.mark.parametrize("hook", ["build_connector_meta", "save_kv_layer"])
+def test_hook_that_uses_cpu_is_counted_with_that(tmp_path: Path, hook: str) -> None:
+    timed = HookClock(tmp_path / "hooks.bin").wrap(hook, use_cpu)
+    for _ in range(3 * EVERY):
         timed()
-    spent = read_clock(tmp_path / "hooks.bin")["build_connector_meta"]
+    spent = read_clock(tmp_path / "hooks.bin")[hook]
+    assert spent.calls == 3 * EVERY
     assert 0.98 * KNOWN_US < spent.own_us / spent.calls < 1.5 * KNOWN_US
 
 

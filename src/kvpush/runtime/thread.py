@@ -122,8 +122,8 @@ class TransferThread:
 
     @property
     def alive(self) -> bool:
-        """False once the thread has ended, whatever the reason."""
-        return self._thread.is_alive() and not self._ended.is_set()
+        """False once the thread has ended, whatever the reason. Asked in every step of an engine."""
+        return not self._ended.is_set()
 
     @property
     def turns(self) -> int:

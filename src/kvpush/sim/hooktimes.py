@@ -1,7 +1,7 @@
 """CPU that connector hooks take of an engine's threads, for any connector: wraps the hooks from outside.
 
-A hook that waits costs no CPU, but holds its thread up: so the longest call is noted by the clock on the wall, and
-the hooks that are called for each layer are timed by that alone.
+A hook that waits costs no CPU, but holds its thread up: so the longest call is noted by the clock on the wall. Of
+the hooks that are called for each layer one call in `EVERY` is timed, and counts for all of them.
 
 The clock takes part of what it counts: a hook that does nothing is counted with a third of a microsecond. What that is
 in a process is measured when its clock is made, and can be taken off (`HookTime.own_us`), for all connectors alike.
@@ -50,7 +50,9 @@ WORKER_HOOKS = (
 )
 HOOKS = SCHEDULER_HOOKS + WORKER_HOOKS
 _PER_LAYER = frozenset({"wait_for_layer_load", "save_kv_layer"})
-"""Called so often, and so short, that asking for their CPU, a system call, would count for more than they do."""
+"""Called so often, and so short, that asking each time for their CPU, a system call, would slow the step down."""
+EVERY = 7
+"""Prime to the number of layers of most models, so that it is another layer's turn in each step."""
 _FIELDS = 4  # calls, ns of CPU, longest ns, ns that the clock counts for a call that does nothing
 _BYTES = len(HOOKS) * _FIELDS * 8
 _TRIALS = 2_000
@@ -100,38 +102,39 @@ class HookClock:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _BYTES)
         self._slots = memoryview(self._map).cast("q")
-        self._empty_ns = {clock: _count_empty_call(clock) for clock in (time.thread_time_ns, time.perf_counter_ns)}
+        self._empty_ns = _count_empty_call()
 
     def wrap(self, hook: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """`call`, timed as `hook`."""
         first = HOOKS.index(hook) * _FIELDS
         slots = self._slots[first : first + _FIELDS]
-        clock = time.perf_counter_ns if hook in _PER_LAYER else time.thread_time_ns
-        slots[3] = self._empty_ns[clock]
-        return _timed(call, clock, slots)
+        slots[3] = self._empty_ns
+        return _timed(call, slots, EVERY if hook in _PER_LAYER else 1)
 
 
-def _timed(call: Callable[..., Any], cpu: Callable[[], int], slots: memoryview) -> Callable[..., Any]:
-    wall = time.perf_counter_ns
+def _timed(call: Callable[..., Any], slots: memoryview, every: int) -> Callable[..., Any]:
+    wall, cpu = time.perf_counter_ns, time.thread_time_ns
 
     def timed(*args: Any, **kwargs: Any) -> Any:
+        slots[0] += 1
+        if slots[0] % every:
+            return call(*args, **kwargs)
         began, used = wall(), cpu()
         try:
             return call(*args, **kwargs)
         finally:
             used, took = cpu() - used, wall() - began
-            slots[0] += 1
-            slots[1] += used
+            slots[1] += used * every
             if took > slots[2]:
                 slots[2] = took
 
     return timed
 
 
-def _count_empty_call(clock: Callable[[], int]) -> int:
+def _count_empty_call() -> int:
     """How many ns are counted for a hook that does nothing."""
     slots = memoryview(bytearray(_FIELDS * 8)).cast("q")
-    empty, counted = _timed(lambda: None, clock, slots), []
+    empty, counted = _timed(lambda: None, slots, 1), []
     for _ in range(_TRIALS):
         slots[1] = 0
         empty()
