@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
-from engines.scheduler_rig import Overlap, SchedulerRig, receiving, reported
+from engines.scheduler_rig import Overlap, Ranks, SchedulerRig, key_of, receiving, reported
 from runtime.side import TOKEN_BYTES, Side, final, new_key
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from kvpush.core.errors import Reason
+from kvpush.core.events import Outcome, PrefillBegun, ReceiveEnded, SourceFree
+from kvpush.core.ids import RequestId
 from kvpush.runtime.gate import Gate
 from kvpush.transport.memory import MemoryFabric
 from kvpush.vllm.connector import KVPushConnector
@@ -84,3 +87,45 @@ def test_worker_that_has_nothing_to_say_says_nothing(worker: KVPushConnector) ->
     assert not results.finished_sending | results.finished_recving | results.failed_recving
     assert worker.build_connector_worker_meta() is None
     assert worker.get_kv_connector_stats() is None
+
+
+@pytest.fixture(params=Overlap)
+def ranks(tiny: str, request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    made = Ranks(SchedulerRig(tiny, overlap=request.param))
+    yield made
+    made.close()
+
+
+def unheard(ranks: Ranks) -> int:
+    """How many events the scheduler has not taken."""
+    return len(ranks.rig.connector._scheduling._orders.line.take())
+
+
+def test_news_is_asked_for_only_while_something_is_awaited(ranks: Ranks) -> None:
+    rig, nobody = ranks.rig, PrefillBegun(key_of(9), RequestId("nobody"))
+    rig.add("a", 40, receiving(1), max_tokens=20)
+    rig.step()
+    ranks.say(nobody)
+    rig.step()
+    assert unheard(ranks) == 0, "a is awaited"
+    rig.step(reported(received=["a"]))
+    rig.step()
+    ranks.say(nobody)
+    rig.step()
+    assert unheard(ranks) == 2, "a decodes"
+
+    rig.add("b", 40, receiving(2), max_tokens=20)
+    ranks.say(ReceiveEnded(key_of(2), RequestId("b"), Outcome.DELIVERED, Reason.OK))
+    rig.step()
+    assert rig.step().num_scheduled_tokens == {"a": 1, "b": 1}
+
+
+def test_news_that_nobody_waited_for_is_taken_with_what_a_step_reports(ranks: Ranks) -> None:
+    rig = ranks.rig
+    rig.add("a", 40, receiving(1), max_tokens=20)
+    rig.step()
+    rig.step(reported(received=["a"]))
+    rig.step()
+    ranks.say(PrefillBegun(key_of(9), RequestId("nobody")), SourceFree(key_of(8), RequestId("sent")))
+    rig.step(reported(sent=["sent"]))
+    assert unheard(ranks) == 0

@@ -1,6 +1,7 @@
 """The connector in the scheduler's process: vLLM's calls about requests become commands; it decides no protocol.
 
-Owned by vLLM's engine thread. One record per request that takes part in a transfer, deleted with its end; what
+Owned by vLLM's engine thread. One record per request that takes part in a transfer, deleted with its end; while it
+decodes what has come, its record is set aside, so that steps in which nothing is awaited need not ask for news. What
 vLLM is told of a request that has no record is dropped (`filter_output`), because vLLM's scheduler asserts that
 it knows each id.
 
@@ -80,7 +81,8 @@ class SchedulerSide:
         self._block_sizes = block_sizes
         self._reserve = reserve
         self._first_tokens = first_tokens
-        self._receiving: dict[str, Receiving] = {}
+        self._receiving: dict[str, Receiving] = {}  # of which something is awaited
+        self._over: dict[str, Receiving] = {}  # the others, until vLLM is done with the request
         self._newcomers: list[str] = []
         self._orders = Orders()
         self._say = self._orders.say
@@ -142,7 +144,7 @@ class SchedulerSide:
         if reference is None or digests == NO_DIGESTS:
             return
         key, name = sub_key(reference.key, request.request_id), RequestId(request.request_id)
-        if any(record.key == key for record in self._receiving.values()):
+        if any(record.key == key for record in chain(self._receiving.values(), self._over.values())):
             self._refused(Reason.DUPLICATE_KEY)  # the first to ask gets it; ending this one must not end that
             return
         self._receiving[name] = Receiving(request, key, reference.target, Purpose.CONVERSATION)
@@ -166,7 +168,7 @@ class SchedulerSide:
 
     def _remote_tokens(self, request: Request, computed: int) -> int | None:
         record = self._receiving.get(request.request_id)
-        if record is None or record.stage not in (Stage.ASKING, Stage.KNOWN) or computes_itself(request):
+        if record is None or record.stage is Stage.MOVING or computes_itself(request):
             return 0
         if record.stage is Stage.ASKING:
             self._hear()
@@ -185,7 +187,7 @@ class SchedulerSide:
         """vLLM has allocated blocks, `remote_tokens` of them for us to fill."""
         self._keeping.fed(request.request_id)
         record = self._receiving.get(request.request_id)
-        if record is None or record.stage not in (Stage.ASKING, Stage.KNOWN):
+        if record is None or record.stage is Stage.MOVING:
             return
         if not remote_tokens:
             self._need_nothing(record)
@@ -202,8 +204,14 @@ class SchedulerSide:
         wants_token, purpose, mode = record.wants_token, record.purpose, record.mode
         self._say(Receive(record.key, name, record.target, span, ids, wants_token, purpose, mode))
 
-    def _need_nothing(self, record: Receiving) -> None:
+    def _set_aside(self, record: Receiving) -> None:
+        """There is nothing to transfer any more; the request goes on."""
         record.stage = Stage.OVER
+        name = record.request.request_id
+        self._over[name] = self._receiving.pop(name)
+
+    def _need_nothing(self, record: Receiving) -> None:
+        self._set_aside(record)
         self._say(Abort(record.key, Reason.NOT_NEEDED))
         if record.purpose is Purpose.PROMPT:
             self._first_tokens.unused(Reason.NOT_NEEDED)
@@ -254,16 +262,17 @@ class SchedulerSide:
 
     def _end_receiving(self, request_id: str) -> int:
         """Returns how many tokens of an earlier turn have come."""
+        if (over := self._over.pop(request_id, None)) is not None:
+            return over.reused
         record = self._receiving.get(request_id)
         if record is None:
             return 0
-        if record.stage is not Stage.OVER:
-            self._say(Abort(record.key, Reason.ABORTED))
+        self._say(Abort(record.key, Reason.ABORTED))
         if record.stage is Stage.MOVING:
             record.released = True
         else:
             del self._receiving[request_id]
-        return record.reused
+        return 0
 
     # the worker -----------------------------------------------------------------------------------------
     @property
@@ -276,14 +285,15 @@ class SchedulerSide:
         """Leave in the worker's report only the requests that vLLM still waits for; what must not be reused yet
         is kept before vLLM acts on the rest."""
         report = output.kv_connector_worker_meta
-        if isinstance(report, RankReport):
+        report = report if isinstance(report, RankReport) else _NOTHING
+        something = report is not _NOTHING or bool(output.finished_recving or output.finished_sending)
+        if something:
             self._update_quarantine(report)
             self._note_begun(report)
             self._note_earlier_turns(report)
-        else:
-            report = _NOTHING
-        self._hear()
-        if report is _NOTHING and not (self._early or output.finished_recving or output.finished_sending):
+        if self._receiving or something:
+            self._hear()
+        if not (something or self._early):
             return
         received, self._early = self._early | (output.finished_recving or set()), set()
         output.finished_recving = {name for name in received if self._received(name)}
@@ -295,8 +305,7 @@ class SchedulerSide:
 
     def _update_quarantine(self, report: RankReport) -> None:
         for name in report.kept:
-            record = self._receiving.get(name)
-            if record is not None:
+            if (record := self._receiving.get(name)) is not None:
                 self.quarantine.keep(name, chain.from_iterable(record.blocks))
         for name in report.released:
             self.quarantine.release(name)
@@ -305,8 +314,7 @@ class SchedulerSide:
         """What the transfer threads have said since they were last heard: the same comes with a step, later. With what
         has come in the meantime, a request goes on one or two steps earlier."""
         for event in self._orders.line.take():
-            record = self._receiving.get(event.request_id)
-            if record is None:
+            if (record := self._receiving.get(event.request_id)) is None:
                 continue
             if isinstance(event, PrefillBegun):
                 record.begun = True
@@ -322,8 +330,7 @@ class SchedulerSide:
 
     def _note_begun(self, report: RankReport) -> None:
         for name in report.begun:
-            record = self._receiving.get(name)
-            if record is not None:
+            if (record := self._receiving.get(name)) is not None:
                 record.begun = True
 
     def _note_earlier_turns(self, report: RankReport) -> None:
@@ -344,10 +351,10 @@ class SchedulerSide:
     def _note_tokens(self, report: RankReport, received: set[str]) -> None:
         """With several ranks a request's token comes with the last of them at the latest, from each the same."""
         for name, token in report.tokens:
-            if (record := self._receiving.get(name)) is not None:
+            if (record := self._receiving.get(name) or self._over.get(name)) is not None:
                 record.token = token
         for name in received:
-            record = self._receiving.get(name)
+            record = self._over.get(name)
             if record is None or not record.wants_token:
                 continue
             if record.token is None:
@@ -359,10 +366,10 @@ class SchedulerSide:
         record = self._receiving.get(request_id)
         if record is None or record.stage is not Stage.MOVING:
             return False
-        record.stage = Stage.OVER
         if record.released:
             del self._receiving[request_id]
             return True
+        self._set_aside(record)
         if record.lost:
             self._begin_anew(record.request)
         self._keeping.loaded(record.request)
@@ -376,7 +383,7 @@ class SchedulerSide:
     @property
     def open_requests(self) -> int:
         """Requests with a record: 0 when nothing is going on."""
-        return len(self._receiving) + len(self._sending)
+        return len(self._receiving) + len(self._over) + len(self._sending)
 
     @property
     def kept_requests(self) -> int:
