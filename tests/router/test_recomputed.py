@@ -1,4 +1,4 @@
-"""A decode engine that has computed the prompt itself says so, and the router to clients, in counters and in its log."""
+"""A decode engine that has computed the prompt itself says so; the router tells clients, its counters and its log."""
 
 import json
 import logging
