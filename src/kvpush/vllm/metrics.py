@@ -160,7 +160,7 @@ class EngineMetrics(KVConnectorPromMetrics):
             self._info.show(labels, engine, None)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Add one interval's figures."""
+        """Add one interval's figures, and remember whose prompts were computed here."""
         stats, labels = EngineStats(transfer_stats_data), self.per_engine_labelvalues[engine_idx]
         for how, number in stats.counters.transfers.items():
             self._transfers.labels(*labels, *how).inc(number)

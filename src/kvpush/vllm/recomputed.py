@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 MOST_IDS = 4096
-"""So many are remembered, and travel with one report, the newest: more than an engine has requests waiting. Those of
-clients that have left are never asked for."""
+"""The newest are remembered, and travel with one report: more than one engine has requests waiting. Those of clients
+that have left are never asked for."""
 
 
 def newest(ids: Sequence[str]) -> list[str]:

@@ -126,6 +126,8 @@ class SchedulerSide:
         if params is None:
             return
         key, name = sub_key(params.key, request_id), RequestId(request_id)
+        if isinstance(params, ReceiveParams) and not self._may_receive:
+            self._recomputed(key.transfer_id)
         self._check_role(params)
         if isinstance(params, SendParams):
             self._sending.announce(request, key, params.key)
@@ -155,8 +157,6 @@ class SchedulerSide:
     def _check_role(self, params: SendParams | ReceiveParams) -> None:
         is_send = isinstance(params, SendParams)
         if not (self._may_send if is_send else self._may_receive):
-            if not is_send:
-                self._recomputed(params.key.transfer_id)
             field, role = ("do_remote_decode", "kv_producer") if is_send else ("do_remote_prefill", "kv_consumer")
             raise ConfigError(field, f"this engine is {self._role}", f"Send it to a {role} or kv_both.")
 
