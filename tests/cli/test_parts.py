@@ -1,3 +1,4 @@
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,26 @@ def test_engine_gets_the_connector_of_its_role(
     assert (config["kv_connector"], config["kv_role"], config["engine_id"]) == (vllm_name, kv_role, engine.name)
     assert config["kv_connector_extra_config"] == {"lease_s": 5}
     assert command.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(engine.kv_port)
+
+
+@pytest.mark.parametrize(
+    ("connector", "role", "says"),
+    [
+        (Connector.KVPUSH, EngineRole.DECODE, True),
+        (Connector.KVPUSH, EngineRole.PREFILL, False),
+        (Connector.VLLM_PUSH, EngineRole.DECODE, False),
+    ],
+)
+def test_decode_engine_with_kvpush_can_say_that_it_has_computed_a_prompt_itself(
+    connector: Connector, role: EngineRole, says: bool
+) -> None:
+    cluster = spec(connector=connector)
+    engine = next(engine for engine in plan_engines(cluster) if engine.role is role)
+    argv = engine_command(cluster, engine, ALL).argv
+    assert ("--middleware" in argv) is says
+    if says:
+        module, _, name = value_after(argv, "--middleware").rpartition(".")
+        assert callable(getattr(importlib.import_module(module), name))
 
 
 def test_plain_engine_gets_no_connector() -> None:

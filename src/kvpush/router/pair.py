@@ -151,6 +151,7 @@ class Legs:
         dispatch.timeline.mark("decode_sent")
         stream = await self._upstream.stream(seat.engine, dispatch.asked.route, body, dispatch.headers)
         dispatch.timeline.mark("decode_begun")
+        dispatch.decode_begun(stream.path)
         seat.written()
         seat.engine.succeeded()
         return stream
