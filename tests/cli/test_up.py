@@ -1,5 +1,6 @@
 """`kvpush up` with real engines: how it starts, serves, and ends, in whatever way it ends."""
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from uuid import uuid4
 import psutil
 import pytest
 from cli.processes import marked, wait_until
+from runtime.rig import LOCAL, Party, pump_until
 
 from kvpush.cli.ask import AskError, ask
 from kvpush.cli.child import PartDied
@@ -22,9 +24,11 @@ from kvpush.cli.timeline import moments, records_of
 from kvpush.cli.up import make_spec
 from kvpush.core.errors import ConfigError
 from kvpush.core.events import Outcome, Role
-from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
+from kvpush.core.ids import Address, EngineId, Key, LinkId, Target, TransferId
 from kvpush.core.params import receive_params
+from kvpush.runtime.control import ControlChannel
 from kvpush.runtime.recordfile import VARIABLE
+from kvpush.runtime.sockets import ControlConfig
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 pytest.importorskip("vllm")
@@ -85,6 +89,7 @@ def test_prompt_goes_through_prefill_and_decode_and_nothing_is_left(marker: str,
         wait_until(lambda: len(records_of(logs, transfer_id)) == 2)
         _check_story(logs, transfer_id)
         _check_refusal(cluster)
+        _check_strangers(cluster)
         _check_counters_and_log(cluster, logs)
         _check_death(cluster)
     assert not marked(marker)
@@ -103,6 +108,22 @@ def _check_story(logs: Path, transfer_id: str) -> None:
 def _check_refusal(cluster: Cluster) -> None:
     with pytest.raises(AskError, match="status 40"):
         ask(cluster.url, {**BODY, "model": "no-such-model"})
+
+
+def _check_strangers(cluster: Cluster) -> None:
+    """The control ports let in none but the cluster's own, and nobody learns from `ps` how."""
+    stranger = Party(ControlChannel(LOCAL, config=ControlConfig(linger_s=0.01)))
+    links = {LinkId(number + 1): engine for number, engine in enumerate(cluster.engines)}
+    for link, engine in links.items():
+        stranger.channel.open_link(link, Address(engine.host, engine.kv_port))
+    pump_until(lambda: sorted(stranger.refused) == sorted(links), stranger)
+    stranger.channel.close()
+    engines = [pid for name, pid in cluster.pids().items() if name != "router"]
+    commands = [psutil.Process(pid).children()[0].cmdline() for pid in engines]
+    configs = [json.loads(command[command.index("--kv-transfer-config") + 1]) for command in commands]
+    (path,) = {config["kv_connector_extra_config"]["secret_file"] for config in configs}
+    secret = Path(path).read_text()
+    assert not [word for command in commands for word in command if secret in word]
 
 
 def _check_counters_and_log(cluster: Cluster, logs: Path) -> None:
