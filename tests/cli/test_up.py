@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from kvpush.core.errors import ConfigError
 from kvpush.core.events import Outcome, Role
 from kvpush.core.ids import Address, EngineId, Key, LinkId, Target, TransferId
 from kvpush.core.params import receive_params
+from kvpush.router.scrape import Sample, parse_metrics
 from kvpush.runtime.control import ControlChannel
 from kvpush.runtime.recordfile import VARIABLE
 from kvpush.runtime.sockets import ControlConfig
@@ -34,6 +36,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 pytest.importorskip("vllm")
 
 SMALL = ("--max-model-len", "2048")
+_UNDER_LOAD = 24
+_HALF_A_LEASE_S = 15.0
 BODY: dict[str, object] = {
     "model": "tiny",
     "messages": [{"role": "user", "content": "The five boxing wizards jump quickly; pack my box. " * 6}],
@@ -154,18 +158,56 @@ def _counted(url: str, labels: str) -> float:
 
 
 def _check_death(cluster: Cluster) -> None:
-    """One part that dies is noticed, whichever it is."""
-    guardian = psutil.Process(cluster.pids()["decode-0"])
-    guardian.children()[0].kill()
+    """A part that dies is noticed, whichever it is, and nobody waits for a decode engine that was killed (case B16)."""
+    (prefill,), (decode,) = cluster.prefill, cluster.decode
+    guardian = psutil.Process(cluster.pids()[decode.name])
+    with ThreadPoolExecutor(_UNDER_LOAD) as clients:
+        asked = [clients.submit(_refusal, cluster.url, number) for number in range(_UNDER_LOAD)]
+        wait_until(lambda: _sample(decode.url).running and _sample(prefill.url).running)
+        guardian.children()[0].kill()
+        refusals = [one.result(60) for one in asked]
+    wait_until(lambda: _is_idle(prefill.url), _HALF_A_LEASE_S)
+    assert all(refusals), "I3: whoever was waiting for the decode engine is told"
 
     def noticed() -> bool:
         try:
             cluster.check()
         except PartDied as error:
-            return error.name == "decode-0"
+            return error.name == decode.name
         return False
 
     wait_until(noticed)
+    assert _routers(cluster, f'failed_legs_total{{cause="broken",engine="{decode.url}",role="decode"}}') > 0
+    assert _routers(cluster, f'engine_requests{{engine="{prefill.url}",role="prefill"}}') == 0
+
+
+def _refusal(url: str, number: int) -> str:
+    """What becomes of a request with a long prompt and a long answer, "" if nothing bad."""
+    text = f"{number}: {'Jackdaws love my big sphinx of quartz. ' * 30}"
+    body = {**BODY, "messages": [{"role": "user", "content": text}], "max_tokens": 600, "ignore_eos": True}
+    try:
+        ask(url, body)
+    except AskError as error:
+        return str(error)
+    return ""
+
+
+def _sample(url: str) -> Sample:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+        return parse_metrics(response.read().decode())
+
+
+def _is_idle(url: str) -> bool:
+    """It runs nothing and holds no block."""
+    sample = _sample(url)
+    return (sample.running, sample.waiting, sample.kv_usage) == (0.0, 0.0, 0.0)
+
+
+def _routers(cluster: Cluster, series: str) -> float:
+    with urllib.request.urlopen(f"{cluster.url}/metrics", timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    (value,) = [line.rpartition(" ")[2] for line in lines if line.startswith(f"kvpush_router_{series} ")]
+    return float(value)
 
 
 def test_nothing_is_left_when_launcher_is_killed_while_engines_start(command: list[str], marker: str) -> None:
