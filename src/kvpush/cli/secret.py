@@ -1,4 +1,7 @@
-"""The secret of a cluster's control channels: made for one run, in a file that only this user can read."""
+"""The secret of a cluster's control channels: made for one run, in a file that only this user can read.
+
+A launcher that is killed leaves the file behind; its engines end with it, so there is nothing left that it opens.
+"""
 
 import secrets
 import tempfile
