@@ -14,7 +14,7 @@ def test_fixed_engine_takes_its_time_and_streams_every_event() -> None:
         timings, _ = uvloop.run(closed_loop(url, requests=8, concurrency=2))
     assert len(timings) == 8
     assert all(timing.ok and timing.events == 5 for timing in timings)
-    assert all(timing.ttft_s >= 0.02 for timing in timings)
+    assert min(timing.ttft_s for timing in timings) >= 0.019  # libuv's timers count whole milliseconds, begun ones too
 
 
 def test_router_is_measured_beside_the_engine_alone() -> None:
