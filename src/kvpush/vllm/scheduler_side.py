@@ -27,7 +27,7 @@ from kvpush.core.commands import Abort, Disown, Expect, Inquire, Receive, Watch
 from kvpush.core.digests import NO_DIGESTS
 from kvpush.core.errors import ConfigError, Reason
 from kvpush.core.events import Found, PrefillBegun, Purpose
-from kvpush.core.ids import RequestId
+from kvpush.core.ids import RequestId, TransferId
 from kvpush.core.layout import Span
 from kvpush.core.params import ReceiveParams, Reference, SendParams, parse
 from kvpush.runtime.local import SchedulerEnd
@@ -70,14 +70,16 @@ class SchedulerSide:
         ranks: int,
         lull: Lull,
         refused: Callable[[Reason], None],
+        recomputed: Callable[[TransferId], None],
         free: Callable[[Request], None],
     ) -> None:
         """`block_sizes`: tokens per block of each cache group. `ranks`: workers that report. `lull`: how long a step
-        without work may wait. `refused` counts requests with bad parameters; `free` gives all blocks of a waiting
-        request back to vLLM's pool."""
+        without work may wait. `refused` counts requests with bad parameters, `recomputed` is told of prompts that vLLM
+        computes though they were to come; `free` gives all blocks of a waiting request back to vLLM's pool."""
         self._may_send = bool(transfer.is_kv_producer)
         self._may_receive = bool(transfer.is_kv_consumer)
         self._role = str(transfer.kv_role)
+        self._recomputes_lost = transfer.kv_load_failure_policy == "recompute"
         self._block_sizes = block_sizes
         self._reserve = reserve
         self._first_tokens = first_tokens
@@ -92,6 +94,7 @@ class SchedulerSide:
         self._ranks = ranks
         self._lull = lull
         self._refused = refused
+        self._recomputed = recomputed
         self._free = free
         self.quarantine = KeptBlocks()
 
@@ -125,6 +128,8 @@ class SchedulerSide:
         if params is None:
             return
         key, name = sub_key(params.key, request_id), RequestId(request_id)
+        if isinstance(params, ReceiveParams) and not self._may_receive:
+            self._recomputed(key.transfer_id)
         self._check_role(params)
         if isinstance(params, SendParams):
             self._sending.announce(request, key, params.key)
@@ -207,14 +212,15 @@ class SchedulerSide:
     def _set_aside(self, record: Receiving) -> None:
         """There is nothing to transfer any more; the request goes on."""
         record.stage = Stage.OVER
-        name = record.request.request_id
-        self._over[name] = self._receiving.pop(name)
+        self._over[record.request.request_id] = self._receiving.pop(record.request.request_id)
 
     def _need_nothing(self, record: Receiving) -> None:
         self._set_aside(record)
         self._say(Abort(record.key, Reason.NOT_NEEDED))
         if record.purpose is Purpose.PROMPT:
             self._first_tokens.unused(Reason.NOT_NEEDED)
+            if computes_itself(record.request):
+                self._recomputed(record.key.transfer_id)
 
     def step(self, output: "SchedulerOutput") -> StepCommands:
         """A step has been scheduled: the commands since the last one, and what it makes final of prompts that are to be
@@ -243,8 +249,6 @@ class SchedulerSide:
 
     def _watch_newcomers(self) -> None:
         """Ask for a word about requests that have come and have got no blocks: they may have to wait for it."""
-        if not self._newcomers:
-            return
         newcomers, self._newcomers = self._newcomers, []
         for name in newcomers if self._reserve.keeps_back else ():
             record = self._receiving.get(name)
@@ -264,8 +268,7 @@ class SchedulerSide:
         """Returns how many tokens of an earlier turn have come."""
         if (over := self._over.pop(request_id, None)) is not None:
             return over.reused
-        record = self._receiving.get(request_id)
-        if record is None:
+        if (record := self._receiving.get(request_id)) is None:
             return 0
         self._say(Abort(record.key, Reason.ABORTED))
         if record.stage is Stage.MOVING:
@@ -289,19 +292,16 @@ class SchedulerSide:
         something = report is not _NOTHING or bool(output.finished_recving or output.finished_sending)
         if something:
             self._update_quarantine(report)
-            self._note_begun(report)
-            self._note_earlier_turns(report)
+            self._note_news(report)
         if self._receiving or something:
             self._hear()
         if not (something or self._early):
             return
         received, self._early = self._early | (output.finished_recving or set()), set()
-        output.finished_recving = {name for name in received if self._received(name)}
+        output.finished_recving = {name for name in received if self._received(name, output.failed_recving)}
         self._note_tokens(report, output.finished_recving)
-        output.finished_sending = {name for name in output.finished_sending or () if self._sent(name)}
-
-    def _sent(self, request_id: str) -> bool:
-        return not self._keeping.freed(request_id) and self._sending.sent(request_id)
+        sent = output.finished_sending or ()
+        output.finished_sending = {name for name in sent if not self._keeping.freed(name) and self._sending.sent(name)}
 
     def _update_quarantine(self, report: RankReport) -> None:
         for name in report.kept:
@@ -328,12 +328,10 @@ class SchedulerSide:
             if record.ranks_heard == self._orders.line.ranks:
                 self._early.add(event.request_id)
 
-    def _note_begun(self, report: RankReport) -> None:
+    def _note_news(self, report: RankReport) -> None:
         for name in report.begun:
             if (record := self._receiving.get(name)) is not None:
                 record.begun = True
-
-    def _note_earlier_turns(self, report: RankReport) -> None:
         for name, tokens in report.found:
             if (record := self._receiving.get(name)) is not None:
                 record.answers += 1
@@ -362,7 +360,7 @@ class SchedulerSide:
             else:
                 self._first_tokens.arrived(name, record.token)
 
-    def _received(self, request_id: str) -> bool:
+    def _received(self, request_id: str, failed: set[str]) -> bool:
         record = self._receiving.get(request_id)
         if record is None or record.stage is not Stage.MOVING:
             return False
@@ -370,6 +368,8 @@ class SchedulerSide:
             del self._receiving[request_id]
             return True
         self._set_aside(record)
+        if request_id in failed and self._recomputes_lost:
+            self._recomputed(record.key.transfer_id)
         if record.lost:
             self._begin_anew(record.request)
         self._keeping.loaded(record.request)
