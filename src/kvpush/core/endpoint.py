@@ -68,6 +68,7 @@ class Endpoint(EngineSide):
         except RemoteProtocolError as error:
             self._outbox.count("refused", error.reason)
             if link < 0:
+                self._inbound.refused(link)
                 self._outbox.send(link, source, Refuse(error.reason, error.field[:1000], error.detail[:1000], key))
         except LocalProtocolError:
             # the table has no entry for what a peer said: it is out of order, and changes nothing
@@ -85,6 +86,9 @@ class Endpoint(EngineSide):
     def _from_receiver(self, link: LinkId, frame: Frame, now: float) -> None:
         message, caller = frame.message, self._inbound.heard(frame.source, link, now)
         if isinstance(message, Hello):
+            if caller is None and self._inbound.is_loading():
+                self._outbox.count("hello_put_off", Reason.OK)
+                return
             for replaced in self._inbound.hello(frame.source, link, message, now):
                 self._lose_caller(replaced, Reason.PEER_RESTARTED, now)
             return
@@ -92,6 +96,7 @@ class Endpoint(EngineSide):
             raise RemoteProtocolError(Reason.BAD_MESSAGE, f"{type(message).__name__} is not for a sender", "message")
         if caller is None or not caller.ready:
             raise RemoteProtocolError(Reason.PEER_LOST, "this receiver is not known (any more); say hello", "source")
+        caller.refused = 0
         match message:
             case Interest():
                 self._sender.watch(caller, message.key, now)

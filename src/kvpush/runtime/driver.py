@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import ParamSpec, Protocol
 
 from kvpush.core.commands import Command, Stop
-from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, PostRead, RemovePeer, SendFrame
+from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, PostRead, RemovePeer, SendFrame, TrustLink
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import LocalProtocolError, Reason, TransportError
 from kvpush.core.events import Counted, Event, Stopped
@@ -103,6 +103,9 @@ class Channel(Protocol):
 
     def close_link(self, link: LinkId) -> None:
         """Forget a link."""
+
+    def trust_link(self, link: LinkId) -> None:
+        """The endpoint knows the peer at the other end."""
 
     def send(self, link: LinkId, frame: bytes) -> None:
         """Send a frame, or drop it."""
@@ -291,6 +294,8 @@ class Driver:
                 self._channel.open_link(link, address)
             case CloseLink(link):
                 self._channel.close_link(link)
+            case TrustLink(link):
+                self._channel.trust_link(link)
 
     def _post(self, post: Post | PostRead) -> None:
         self._fence()
@@ -322,7 +327,7 @@ class Driver:
 
     def _publish(self) -> None:
         own, self._own_events = self._own_events, []
-        events: list[Event] = [*self._endpoint.take_events(), *self._channel.take_counted(), *own]
+        events = _summed([*self._endpoint.take_events(), *self._channel.take_counted(), *own])
         self._mailbox.publish(events)
         if events and self._local is not None:
             self._guard(self._local.send, events)
@@ -378,3 +383,15 @@ class Driver:
         self._own_events.append(Counted("step_failed", Reason.INTERNAL))
         if self._warnings.allows(type(error).__name__, self._clock()):
             logger.error("A bug in kvpush: %s failed", step, exc_info=error)
+
+
+def _summed(events: list[Event]) -> list[Event]:
+    """The same, but each counter once: a peer's nonsense must not become work for the engine."""
+    sums: dict[tuple[str, Reason], int] = {}
+    others: list[Event] = []
+    for event in events:
+        if isinstance(event, Counted):
+            sums[event.name, event.reason] = sums.get((event.name, event.reason), 0) + event.amount
+        else:
+            others.append(event)
+    return [*others, *(Counted(name, reason, amount) for (name, reason), amount in sums.items())]
