@@ -1,12 +1,10 @@
 """Peers that cannot be reached, die, come back, hang or are not whom one takes them for: R7, R11."""
 
-import itertools
 from functools import partial
 
 import pytest
 from core.faults import listen, lose
 from core.memory import make_layout
-from core.network import LOST, Fate
 from core.process import Process
 from core.world import World
 
@@ -14,7 +12,7 @@ from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import Reason
 from kvpush.core.events import Outcome
 from kvpush.core.ids import Address, EngineId, Epoch, Target
-from kvpush.core.messages import Dropped, Failed, Heartbeat, Hello, Message, Written, encode_frame
+from kvpush.core.messages import Dropped, Failed, Heartbeat, Message, Written, encode_frame
 
 
 @pytest.fixture
@@ -108,26 +106,6 @@ def test_two_targets_of_one_process_do_not_disturb_each_other(world: World, pair
     assert world.settle() < 0.1
     assert [d.received[key].outcome for key in keys] == [Outcome.DELIVERED] * 4 + [Outcome.FAILED] * 4
     assert d.counts("late_message") == 0
-
-
-def test_hello_that_is_not_answered_is_repeated_ever_less_often(world: World, pair: tuple[Process, Process]) -> None:
-    p, d = pair
-    said: list[float] = []
-
-    def lose_hellos(_source: Process, _destination: Process, message: Message) -> Fate | None:
-        if isinstance(message, Hello):
-            said.append(world.now)
-            return LOST
-        return None
-
-    world.judge(lose_hellos)
-    key = world.key()
-    d.receive(key, p, 8)
-    world.run_until(lambda: key in d.received, within=6.0)
-    pauses = [later - earlier for earlier, later in itertools.pairwise(said[1:])]
-    assert pauses[0] == pytest.approx(2 * world.config.retry_s)
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == pytest.approx(world.config.heartbeat_s)
 
 
 # links that break -----------------------------------------------------------------------------------------
