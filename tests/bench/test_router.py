@@ -14,7 +14,7 @@ def test_fixed_engine_takes_its_time_and_streams_every_event() -> None:
         timings, _ = uvloop.run(closed_loop(url, requests=8, concurrency=2))
     assert len(timings) == 8
     assert all(timing.ok and timing.events == 5 for timing in timings)
-    assert all(timing.ttft_s >= 0.02 for timing in timings)
+    assert min(timing.ttft_s for timing in timings) >= 0.019  # libuv's timers count whole milliseconds, begun ones too
 
 
 def test_router_is_measured_beside_the_engine_alone() -> None:
@@ -27,7 +27,19 @@ def test_router_is_measured_beside_the_engine_alone() -> None:
     assert ours[0].ttft_p50_ms > alone[0].ttft_p50_ms
 
 
-@pytest.mark.parametrize("settings", [{"rounds": 0}, {"concurrencies": ()}, {"requests": -1}])
+def test_time_between_tokens_is_that_of_the_engine_alone_and_through_the_router() -> None:
+    gap_ms = 40.0
+    options = RouterBench(requests=20, concurrencies=(10,), rounds=1, chunks=5, gap_ms=gap_ms)
+    alone, ours = (row for row in bench_router(options) if row.target is not Target.VLLM_ROUTER)
+    assert (alone.target, ours.target) == (Target.ALONE, Target.KVPUSH)
+    for row in (alone, ours):
+        assert row.failed == 0
+        # a machine that is busy may stretch a gap, but a median of zero would be answers that came in one piece
+        assert gap_ms / 2 < row.itl_p50_ms <= row.itl_p99_ms
+        assert row.events_per_s < 10 * 1e3 / gap_ms * 5 / 4
+
+
+@pytest.mark.parametrize("settings", [{"rounds": 0}, {"concurrencies": ()}, {"requests": -1}, {"gap_ms": -1.0}])
 def test_benchmark_of_nothing_is_refused(settings: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         RouterBench(**settings)  # type: ignore[arg-type]

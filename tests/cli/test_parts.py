@@ -1,4 +1,6 @@
+import importlib
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +9,12 @@ import pytest
 from kvpush.cli.cluster import Cluster
 from kvpush.cli.device import DevicePlan, nvidia_gpus, plan_device
 from kvpush.cli.parts import ClusterSpec, Share, engine_command, plan_engines, router_command, share_machine
+from kvpush.cli.secret import secret_file
 from kvpush.cli.up import make_spec
 from kvpush.core.errors import ConfigError
 from kvpush.core.mode import ModeSetting
 from kvpush.router.config import Connector, EngineRole, parse_engine
+from kvpush.runtime.auth import read_secret
 
 ALL = Share("0")
 
@@ -49,6 +53,26 @@ def test_engine_gets_the_connector_of_its_role(
     assert (config["kv_connector"], config["kv_role"], config["engine_id"]) == (vllm_name, kv_role, engine.name)
     assert config["kv_connector_extra_config"] == {"lease_s": 5}
     assert command.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(engine.kv_port)
+
+
+@pytest.mark.parametrize(
+    ("connector", "role", "says"),
+    [
+        (Connector.KVPUSH, EngineRole.DECODE, True),
+        (Connector.KVPUSH, EngineRole.PREFILL, False),
+        (Connector.VLLM_PUSH, EngineRole.DECODE, False),
+    ],
+)
+def test_decode_engine_with_kvpush_can_say_that_it_has_computed_a_prompt_itself(
+    connector: Connector, role: EngineRole, says: bool
+) -> None:
+    cluster = spec(connector=connector)
+    engine = next(engine for engine in plan_engines(cluster) if engine.role is role)
+    argv = engine_command(cluster, engine, ALL).argv
+    assert ("--middleware" in argv) is says
+    if says:
+        module, _, name = value_after(argv, "--middleware").rpartition(".")
+        assert callable(getattr(importlib.import_module(module), name))
 
 
 def test_plain_engine_gets_no_connector() -> None:
@@ -153,6 +177,30 @@ def test_mode_goes_to_kvpush_and_to_no_other(tmp_path: Path) -> None:
     assert transfer["kv_connector_extra_config"] == {"mode": "pull"}
     with pytest.raises(ConfigError, match="mode: pull with --connector vllm-pull"):
         make_spec(str(tmp_path), mode=ModeSetting.PULL, connector=Connector.VLLM_PULL, log_dir=tmp_path)
+
+
+def test_file_with_a_secret_goes_to_kvpush_and_to_no_other(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (secret := tmp_path / "secret").write_text("0123456789abcdef")
+    made = make_spec(str(tmp_path), secret_file=secret, log_dir=tmp_path)
+    for engine in plan_engines(made):
+        transfer = json.loads(value_after(engine_command(made, engine, ALL).argv, "--kv-transfer-config"))
+        assert transfer["kv_connector_extra_config"] == {"secret_file": str(secret)}
+    with pytest.raises(ConfigError, match=r"secret_file: .* with --connector vllm-pull. Leave --secret-file out"):
+        make_spec(str(tmp_path), secret_file=secret, connector=Connector.VLLM_PULL, log_dir=tmp_path)
+
+
+def test_file_without_a_secret_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        make_spec(str(tmp_path), secret_file=tmp_path / "none", log_dir=tmp_path)
+
+
+def test_secret_of_one_run_is_for_this_user_only_strong_enough_and_does_not_stay() -> None:
+    with secret_file() as path, secret_file() as other:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert read_secret(str(path)) != read_secret(str(other))
+    assert not path.parent.exists()
 
 
 def test_log_folder_that_cannot_be_made_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """`kvpush up` with real engines: how it starts, serves, and ends, in whatever way it ends."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from uuid import uuid4
 import psutil
 import pytest
 from cli.processes import marked, wait_until
+from runtime.rig import LOCAL, Party, pump_until
 
 from kvpush.cli.ask import AskError, ask
 from kvpush.cli.child import PartDied
@@ -22,14 +25,19 @@ from kvpush.cli.timeline import moments, records_of
 from kvpush.cli.up import make_spec
 from kvpush.core.errors import ConfigError
 from kvpush.core.events import Outcome, Role
-from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
+from kvpush.core.ids import Address, EngineId, Key, LinkId, Target, TransferId
 from kvpush.core.params import receive_params
+from kvpush.router.scrape import Sample, parse_metrics
+from kvpush.runtime.control import ControlChannel
 from kvpush.runtime.recordfile import VARIABLE
+from kvpush.runtime.sockets import ControlConfig
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 pytest.importorskip("vllm")
 
 SMALL = ("--max-model-len", "2048")
+_UNDER_LOAD = 24
+_HALF_A_LEASE_S = 15.0
 BODY: dict[str, object] = {
     "model": "tiny",
     "messages": [{"role": "user", "content": "The five boxing wizards jump quickly; pack my box. " * 6}],
@@ -85,6 +93,7 @@ def test_prompt_goes_through_prefill_and_decode_and_nothing_is_left(marker: str,
         wait_until(lambda: len(records_of(logs, transfer_id)) == 2)
         _check_story(logs, transfer_id)
         _check_refusal(cluster)
+        _check_strangers(cluster)
         _check_counters_and_log(cluster, logs)
         _check_death(cluster)
     assert not marked(marker)
@@ -103,6 +112,22 @@ def _check_story(logs: Path, transfer_id: str) -> None:
 def _check_refusal(cluster: Cluster) -> None:
     with pytest.raises(AskError, match="status 40"):
         ask(cluster.url, {**BODY, "model": "no-such-model"})
+
+
+def _check_strangers(cluster: Cluster) -> None:
+    """The control ports let in none but the cluster's own, and nobody learns from `ps` how."""
+    stranger = Party(ControlChannel(LOCAL, config=ControlConfig(linger_s=0.01)))
+    links = {LinkId(number + 1): engine for number, engine in enumerate(cluster.engines)}
+    for link, engine in links.items():
+        stranger.channel.open_link(link, Address(engine.host, engine.kv_port))
+    pump_until(lambda: sorted(stranger.refused) == sorted(links), stranger)
+    stranger.channel.close()
+    engines = [pid for name, pid in cluster.pids().items() if name != "router"]
+    commands = [psutil.Process(pid).children()[0].cmdline() for pid in engines]
+    configs = [json.loads(command[command.index("--kv-transfer-config") + 1]) for command in commands]
+    (path,) = {config["kv_connector_extra_config"]["secret_file"] for config in configs}
+    secret = Path(path).read_text()
+    assert not [word for command in commands for word in command if secret in word]
 
 
 def _check_counters_and_log(cluster: Cluster, logs: Path) -> None:
@@ -133,18 +158,56 @@ def _counted(url: str, labels: str) -> float:
 
 
 def _check_death(cluster: Cluster) -> None:
-    """One part that dies is noticed, whichever it is."""
-    guardian = psutil.Process(cluster.pids()["decode-0"])
-    guardian.children()[0].kill()
+    """A part that dies is noticed, whichever it is, and nobody waits for a decode engine that was killed (case B16)."""
+    (prefill,), (decode,) = cluster.prefill, cluster.decode
+    guardian = psutil.Process(cluster.pids()[decode.name])
+    with ThreadPoolExecutor(_UNDER_LOAD) as clients:
+        asked = [clients.submit(_refusal, cluster.url, number) for number in range(_UNDER_LOAD)]
+        wait_until(lambda: _sample(decode.url).running and _sample(prefill.url).running)
+        guardian.children()[0].kill()
+        refusals = [one.result(60) for one in asked]
+    wait_until(lambda: _is_idle(prefill.url), _HALF_A_LEASE_S)
+    assert all(refusals), "I3: whoever was waiting for the decode engine is told"
 
     def noticed() -> bool:
         try:
             cluster.check()
         except PartDied as error:
-            return error.name == "decode-0"
+            return error.name == decode.name
         return False
 
     wait_until(noticed)
+    assert _routers(cluster, f'failed_legs_total{{cause="broken",engine="{decode.url}",role="decode"}}') > 0
+    assert _routers(cluster, f'engine_requests{{engine="{prefill.url}",role="prefill"}}') == 0
+
+
+def _refusal(url: str, number: int) -> str:
+    """What becomes of a request with a long prompt and a long answer, "" if nothing bad."""
+    text = f"{number}: {'Jackdaws love my big sphinx of quartz. ' * 30}"
+    body = {**BODY, "messages": [{"role": "user", "content": text}], "max_tokens": 600, "ignore_eos": True}
+    try:
+        ask(url, body)
+    except AskError as error:
+        return str(error)
+    return ""
+
+
+def _sample(url: str) -> Sample:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+        return parse_metrics(response.read().decode())
+
+
+def _is_idle(url: str) -> bool:
+    """It runs nothing and holds no block."""
+    sample = _sample(url)
+    return (sample.running, sample.waiting, sample.kv_usage) == (0.0, 0.0, 0.0)
+
+
+def _routers(cluster: Cluster, series: str) -> float:
+    with urllib.request.urlopen(f"{cluster.url}/metrics", timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    (value,) = [line.rpartition(" ")[2] for line in lines if line.startswith(f"kvpush_router_{series} ")]
+    return float(value)
 
 
 def test_nothing_is_left_when_launcher_is_killed_while_engines_start(command: list[str], marker: str) -> None:

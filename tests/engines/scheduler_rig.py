@@ -104,6 +104,7 @@ class SchedulerRig:
         self.emitted: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
         self.counters = Counters()
+        self.recomputed: list[str] = []
         self.free_at_start = self.free_blocks
 
     @property
@@ -152,7 +153,9 @@ class SchedulerRig:
         for result in results.values():
             self._note(result)
             if result.scheduler_stats and result.scheduler_stats.kv_connector_stats:
-                self.counters.merge(EngineStats(result.scheduler_stats.kv_connector_stats).counters)
+                stats = EngineStats(result.scheduler_stats.kv_connector_stats)
+                self.counters.merge(stats.counters)
+                self.recomputed += stats.recomputed
         return output
 
     def _note(self, result: EngineCoreOutputs) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,6 +29,7 @@ class Reply:
     status: int = 200
     chunks: tuple[bytes, ...]
     content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
     wait_s: float = 0.0
     gap_s: float = 0.0
     cut: Cut = Cut.NEVER
@@ -162,7 +163,7 @@ async def _serve(stub: Stub, request: web.Request) -> web.StreamResponse:
 
 
 async def _answer(stub: Stub, request: web.Request, reply: Reply) -> web.StreamResponse:
-    response = web.StreamResponse(status=reply.status, headers={"Content-Type": reply.content_type})
+    response = web.StreamResponse(status=reply.status, headers={"Content-Type": reply.content_type, **reply.headers})
     if not reply.head_first:
         await asyncio.sleep(reply.wait_s)
     if reply.cut is Cut.BEFORE_HEAD:

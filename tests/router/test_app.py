@@ -135,6 +135,17 @@ async def test_router_relays_the_models_of_a_decode_engine() -> None:
     assert rig.decode.seen[0].path == "/v1/models"
 
 
+async def test_route_that_is_not_disaggregated_says_so_and_is_counted() -> None:
+    body: dict[str, Any] = {"model": "m", "input": "hi", "max_output_tokens": 9}
+    async with rigged() as rig:
+        answer = await rig.post("/v1/responses", **body)
+        page = (await rig.get("/metrics")).body.decode()
+    assert (answer.status, answer.path) == (200, "local")
+    assert (rig.decode.seen[0].path, rig.decode.seen[0].body) == ("/v1/responses", body)
+    assert not rig.prefill.seen
+    assert "kvpush_router_relayed_total 1.0" in page
+
+
 async def test_metrics_count_requests_by_path() -> None:
     async with rigged() as rig:
         await rig.post()

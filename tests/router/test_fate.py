@@ -18,10 +18,12 @@ from router.stub import (
     good_decode,
     good_prefill,
     json_reply,
+    running_stub,
     stream_reply,
     until,
 )
 
+from kvpush.router import pair
 from kvpush.router.config import Connector, PrefillLoss
 
 PROMPTLY_S = 2.0  # against answers that take SLOW_S; what is promised, 0.2 s, is measured once below
@@ -87,6 +89,25 @@ async def test_decode_engines_error_ends_the_prefill_leg(status: int) -> None:
         await until(rig.idle, PROMPTLY_S)
     assert answer.status == status
     assert rig.prefill.seen[0].aborted
+
+
+async def test_prefill_leg_ends_at_once_when_the_decode_engine_is_not_there_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What P would compute in a time of grace would be held for nobody until its lease ends (case B16)."""
+    monkeypatch.setattr(pair, "CAUSE_GRACE_S", SLOW_S)
+    key = {"Authorization": "Bearer k"}
+    async with rigged([always(json_reply({}, wait_s=SLOW_S))], poll_s=60.0, admin_key="k") as rig:
+        async with running_stub(good_decode) as gone:
+            add = {"role": "decode", "engine": gone.url}
+            await rig.session.post(rig.url + "/admin/engines", json=add, headers=key)
+            await until(lambda: gone.polls > 0)
+            await rig.session.delete(rig.url + "/admin/engines", json={"engine": rig.decode.url}, headers=key)
+        answer = await asyncio.wait_for(rig.post(), PROMPTLY_S)
+        await until(rig.idle, PROMPTLY_S)
+    assert answer.status == 502
+    assert gone.url.removeprefix("http://") in answer.json["error"]["message"]
+    assert [seen.aborted for seen in rig.prefill.seen] == [True]
 
 
 async def test_error_in_the_first_event_of_a_stream_becomes_the_answers_status() -> None:

@@ -41,8 +41,9 @@ async def test_client_that_leaves_in_mid_stream_ends_the_decode_leg() -> None:
     assert rig.decode.seen[0].aborted
 
 
-async def test_client_that_leaves_between_the_legs_of_a_pull_ends_the_decode_leg() -> None:
-    async with rigged(decode=[lambda seen: stream_reply(wait_s=SLOW_S)], connector=Connector.VLLM_PULL) as rig:
+@pytest.mark.parametrize("connector", [Connector.KVPUSH, Connector.VLLM_PULL])
+async def test_client_that_leaves_when_the_prefill_leg_has_ended_ends_the_decode_leg(connector: Connector) -> None:
+    async with rigged(decode=[lambda seen: stream_reply(wait_s=SLOW_S)], connector=connector) as rig:
         await leave_after(rig, 0.2)
         await until(rig.idle, PROMPTLY_S)
     assert rig.decode.seen[0].aborted

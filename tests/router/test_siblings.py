@@ -1,14 +1,13 @@
 """Router processes tell each other of conversations: real sockets, one loop."""
 
 import socket
-import stat
-from pathlib import Path
 
 import pytest
 from router.rig import until_true
 
 from kvpush.core.ids import TransferId
-from kvpush.router.siblings import KeptTurn, Siblings, meeting_places
+from kvpush.router.place import meeting_places
+from kvpush.router.siblings import KeptTurn, Siblings
 
 TURN = KeptTurn(b"0123456789abcdef", TransferId("ab" * 16), "http://d:1")
 
@@ -16,9 +15,7 @@ TURN = KeptTurn(b"0123456789abcdef", TransferId("ab" * 16), "http://d:1")
 async def test_all_others_hear_of_a_turn() -> None:
     heard: list[list[KeptTurn]] = [[], [], []]
     with meeting_places(3) as places:
-        folder = Path(places[0][0]).parent
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        siblings = [Siblings(paths, turns.append) for paths, turns in zip(places, heard, strict=True)]
+        siblings = [Siblings(place, turns.append) for place, turns in zip(places, heard, strict=True)]
         siblings[1].tell(TURN)
 
         async def all_heard() -> bool:
@@ -27,12 +24,11 @@ async def test_all_others_hear_of_a_turn() -> None:
         await until_true(all_heard)
         for one in siblings:
             one.close()
-    assert not folder.exists()
 
 
 async def test_nobody_is_held_up_by_a_sibling_that_is_gone_or_does_not_listen() -> None:
     with meeting_places(3) as places, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as deaf:
-        deaf.bind(places[1][0])  # the third was never there
+        deaf.bind(places[0].turns(1))  # the third was never there
         one = Siblings(places[0], lambda turn: None)
         for _ in range(2000):
             one.tell(TURN)
@@ -45,7 +41,7 @@ async def test_nonsense_from_a_sibling_is_passed_over(caplog: pytest.LogCaptureF
     with meeting_places(2) as places, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mad:
         one = Siblings(places[0], heard.append)
         for nonsense in (b"", b"\xc1", b"\x93\x01\x02\x03", bytes(3000)):
-            mad.sendto(nonsense, places[0][0])
+            mad.sendto(nonsense, places[0].turns(0))
         other = Siblings(places[1], lambda turn: None)
         other.tell(TURN)
 

@@ -13,6 +13,7 @@ from kvpush.core.events import Counted, Ended, ModeChosen, Outcome, Purpose, Rol
 from kvpush.core.ids import Address, Key, RequestId, TransferId
 from kvpush.core.mode import Mode
 from kvpush.vllm.metrics import EngineMetrics, EngineStats
+from kvpush.vllm.recomputed import MOST_IDS, RECOMPUTED
 
 _LABELS = {"model_name": "m", "engine": "0"}
 
@@ -108,6 +109,30 @@ def test_ranks_are_added_up() -> None:
     both = first.aggregate(second)
 
     assert both.reduce() == {"receiver delivered": 2, "receiver MB": 0.0}
+
+
+def test_transfers_whose_prompts_are_computed_here_become_known_where_answers_are_given() -> None:
+    metrics, worker, scheduler = _metrics({}), EngineStats(), EngineStats()
+    worker.add(_ended(Outcome.FAILED, Reason.PEER_SILENT))
+    scheduler.recompute(TransferId("lost"))
+    arrived = worker.aggregate(scheduler)
+    assert not RECOMPUTED.take("lost")
+
+    metrics.observe(_carried(arrived))
+
+    assert RECOMPUTED.take("lost")
+    assert scheduler.take() is not None, "what has only this to tell is worth a report"
+    assert scheduler.take() is None
+
+
+def test_report_names_only_the_newest_of_very_many_transfers() -> None:
+    both = EngineStats()
+    for number in range(2):
+        stats = EngineStats()
+        for name in range(MOST_IDS):
+            stats.recompute(TransferId(f"{number} {name}"))
+        both.aggregate(stats)
+    assert both.recomputed == [f"1 {name}" for name in range(MOST_IDS)]
 
 
 def test_engine_shows_its_id_and_address_from_the_start() -> None:

@@ -1,5 +1,6 @@
 """What a user may set, and what happens when it is wrong."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +53,8 @@ def test_protocol_times_are_set_beside_the_rest() -> None:
         ({"mode": "teleport"}, "kv_connector_extra_config.mode"),
         ({"keep_share": 1.5}, "kv_connector_extra_config.keep_share"),
         ({"keep_s": 0}, "kv_connector_extra_config.keep_s"),
+        ({"secret": 7}, "kv_connector_extra_config.secret"),
+        ({"secret_file": 7}, "kv_connector_extra_config.secret_file"),
     ],
 )
 def test_bad_setting_is_named(given: dict[str, Any], named: str) -> None:
@@ -59,6 +62,40 @@ def test_bad_setting_is_named(given: dict[str, Any], named: str) -> None:
         read_settings(given, {})
 
     assert caught.value.field == named
+
+
+def test_secret_is_read_from_its_file_without_the_line_end(tmp_path: Path) -> None:
+    (path := tmp_path / "secret").write_text("0123456789abcdef\n")
+
+    assert read_settings({"secret_file": str(path)}, {}) == read_settings({"secret": "0123456789abcdef"}, {})
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"\xff" * 32, "is not UTF-8 text"),
+        (b"too short\n", "has 9 characters"),
+    ],
+)
+def test_file_without_a_secret_does_not_leave_the_channel_open(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(ConfigError, match=problem):
+        read_settings({"secret_file": str(path)}, {})
+
+
+def test_two_places_for_one_secret_are_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "secret").write_text("0123456789abcdef")
+
+    with pytest.raises(ConfigError, match="secret_file: is given beside 'secret'"):
+        read_settings({"secret_file": str(path), "secret": "0123456789abcdef"}, {})
 
 
 @pytest.mark.parametrize(

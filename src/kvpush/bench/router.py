@@ -47,6 +47,8 @@ class RouterBench(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(
                     field, f"must be greater than 0, got {getattr(self, field)}", "Set a positive number."
                 )
+        if self.gap_ms < 0:
+            raise ConfigError("gap_ms", f"{self.gap_ms} is no time", "Use 50, say, or 0 for all tokens at once.")
         if not self.concurrencies or min(self.concurrencies) < 1:
             raise ConfigError("concurrencies", f"{self.concurrencies} is no list of loads", "Use 1,64,200, say.")
 
@@ -54,8 +56,8 @@ class RouterBench(msgspec.Struct, frozen=True, kw_only=True):
 class RouterRow(msgspec.Struct, frozen=True, kw_only=True):
     """One target at one concurrency: medians over the rounds.
 
-    Milliseconds; `gap_ms` is between one event of an answer and the next. `per_core` is requests per second of the
-    router's own CPU time, None for the engine alone.
+    Milliseconds; ITL is between one event of an answer and the next. `per_core` is requests per second of the router's
+    own CPU time, None for the engine alone.
     """
 
     target: Target
@@ -64,8 +66,8 @@ class RouterRow(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     ttft_p50_ms: float
     ttft_p99_ms: float
-    gap_p50_ms: float
-    gap_p99_ms: float
+    itl_p50_ms: float
+    itl_p99_ms: float
     requests_per_s: float
     events_per_s: float
     per_core: float | None
@@ -140,8 +142,8 @@ def _row(target: Target, concurrency: int, visits: list[_Visit]) -> RouterRow:
         failed=sum(len(visit.timings) - len(visit.good) for visit in visits),
         ttft_p50_ms=median(map(median, ttfts)),
         ttft_p99_ms=median(map(_p99, ttfts)),
-        gap_p50_ms=median(map(median, gaps)),
-        gap_p99_ms=median(map(_p99, gaps)),
+        itl_p50_ms=median(map(median, gaps)),
+        itl_p99_ms=median(map(_p99, gaps)),
         requests_per_s=median(len(visit.timings) / visit.seconds for visit in visits),
         events_per_s=median(sum(timing.events for timing in visit.good) / visit.seconds for visit in visits),
         per_core=median(cores) if cores else None,

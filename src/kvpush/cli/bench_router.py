@@ -26,6 +26,8 @@ def bench_router_command(
     """Measure stub engines of fixed speed: alone, through kvpush's router, and through vllm-router if installed.
 
     Load, stubs and routers share this machine. No GPU and no vLLM are needed.
+
+    Example, for the time between tokens: kvpush bench router --concurrency 200 --gap-ms 50
     """
     from kvpush.bench.router import RouterBench, bench_router
     from kvpush.cli.output import console
@@ -50,10 +52,10 @@ def bench_router_command(
 def _table(rows: "list[RouterRow]") -> "Table":
     from rich.table import Table
 
-    headings = ("in flight", "target", "TTFT p50 ms", "p99", "gap p50 ms", "p99", "requests/s", "per core", "failed")
+    headings = ("in flight", "target", "TTFT p50 ms", "p99", "ITL p50 ms", "p99", "requests/s", "per core", "failed")
     table = Table(*headings, title="medians over the rounds; per core: requests/s of the router's own CPU time")
     for row in rows:
-        times = (row.ttft_p50_ms, row.ttft_p99_ms, row.gap_p50_ms, row.gap_p99_ms)
+        times = (row.ttft_p50_ms, row.ttft_p99_ms, row.itl_p50_ms, row.itl_p99_ms)
         per_core = f"{row.per_core:,.0f}" if row.per_core else ""
         cells = (*(f"{value:.2f}" for value in times), f"{row.requests_per_s:,.0f}", per_core, str(row.failed))
         table.add_row(str(row.concurrency), row.target, *cells)

@@ -10,7 +10,8 @@ import http.client
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
@@ -26,8 +27,9 @@ from kvpush.cli.parts import (
     share_machine,
 )
 from kvpush.cli.ports import free_ports, listen_error
+from kvpush.cli.secret import secret_file
 from kvpush.core.errors import ConfigError, KVPushError
-from kvpush.router.config import EngineRole
+from kvpush.router.config import Connector, EngineRole
 
 _POLL_S = 0.2
 
@@ -80,6 +82,7 @@ class Cluster:
         self.port = spec.port or free_ports(1, 1, spec.host)[0]
         self._observer = observer or (lambda _: None)
         self._parts: list[_Part] = []
+        self._kept = ExitStack()
 
     @property
     def url(self) -> str:
@@ -125,15 +128,25 @@ class Cluster:
         for part in self._parts:
             part.child.stop()
         self._parts.clear()
+        self._kept.close()
 
     def _start(self) -> None:
         self._make_log_dir()
         shares = share_machine(sorted(os.sched_getaffinity(0)), self.spec.device.gpus, len(self.engines))
+        spec = self._with_secret()
         for engine, share in zip(self.engines, shares, strict=True):
-            self._add(engine.name, engine.url, engine_command(self.spec, engine, share))
+            self._add(engine.name, engine.url, engine_command(spec, engine, share))
         self._wait_until_ready()
         self._add("router", self.url, router_command(self.spec, self.engines, self.port))
         self._wait_until_ready()
+
+    def _with_secret(self) -> ClusterSpec:
+        """Nobody but these engines has anything to say on their control channels, unless the user sees to it."""
+        config = self.spec.connector_config
+        if self.spec.connector is not Connector.KVPUSH or config.keys() & {"secret", "secret_file"}:
+            return self.spec
+        path = self._kept.enter_context(secret_file())
+        return replace(self.spec, connector_config={**config, "secret_file": str(path)})
 
     def _make_log_dir(self) -> None:
         folder = self.spec.log_dir

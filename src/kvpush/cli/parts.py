@@ -37,6 +37,8 @@ _VLLM_NAMES = {
 }
 FIRST_TOKEN_ARGS = ("--scheduler-cls", "kvpush.vllm.first_token_scheduler.FirstTokenScheduler")
 """What lets a decode engine begin with the token that the prefill engine has sampled."""
+PATH_ARGS = ("--middleware", "kvpush.vllm.path_header.PathHeader")
+"""What lets a decode engine's answers say that it has computed the prompt itself."""
 FORWARD_ARGS = ("--first-token", "forward")
 """What lets a router send that token to clients before the decode engine has the prompt."""
 
@@ -134,6 +136,7 @@ def engine_command(spec: ClusterSpec, engine: Engine, share: Share) -> Command:
         *spec.device.vllm_args,
         *(("--block-size", str(spec.block_size)) if spec.block_size else ()),
         *_transfer_args(spec, engine),
+        *(PATH_ARGS if spec.connector is Connector.KVPUSH and engine.role is EngineRole.DECODE else ()),
         *spec.vllm_args,
         *by_role,
     ]

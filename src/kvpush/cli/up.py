@@ -53,6 +53,10 @@ def up_command(
         bool,
         typer.Option("--first-token", help="Answers begin with the token that prefill has sampled, at once."),
     ] = False,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(help="kvpush only: file with the secret of the control channel. [default: a new secret]"),
+    ] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. [default: a new one in the cache]")] = None,
     vllm_args: Annotated[list[str] | None, typer.Argument(help="After --: more arguments for every engine.")] = None,
 ) -> None:
@@ -72,6 +76,7 @@ def up_command(
         block_size=block_size,
         load_failure_policy=policy,
         conversations=conversations,
+        secret_file=secret_file,
         log_dir=log_dir,
         vllm_args=tuple(vllm_args or ()),
         decode_args=FIRST_TOKEN_ARGS if first_token else (),
@@ -99,6 +104,7 @@ def make_spec(
     block_size: int | None = None,
     load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL,
     conversations: ConversationMode = ConversationMode.OFF,
+    secret_file: Path | None = None,
     log_dir: Path | None = None,
     vllm_args: tuple[str, ...] = (),
     decode_args: tuple[str, ...] = (),
@@ -108,8 +114,7 @@ def make_spec(
     from kvpush.cli.device import plan_device
     from kvpush.cli.models import model_path
 
-    if mode is not ModeSetting.PUSH and connector is not Connector.KVPUSH:
-        raise ConfigError("mode", f"{mode} with --connector {connector}", "Leave --mode out, or use kvpush.")
+    config = _connector_config(connector, mode, secret_file)
     plan = plan_device(device)
     return ClusterSpec(
         model=plan.model or model_path(model),
@@ -122,13 +127,29 @@ def make_spec(
         host=host,
         port=port,
         block_size=block_size,
-        connector_config={} if mode is ModeSetting.PUSH else {"mode": str(mode)},
+        connector_config=config,
         load_failure_policy=load_failure_policy,
         conversations=conversations,
         vllm_args=vllm_args,
         decode_args=decode_args,
         router_args=router_args,
     )
+
+
+def _connector_config(connector: Connector, mode: ModeSetting, secret_file: Path | None) -> dict[str, str]:
+    config = {} if mode is ModeSetting.PUSH else {"mode": str(mode)}
+    if secret_file is not None:
+        config["secret_file"] = str(secret_file.resolve())
+    if config and connector is not Connector.KVPUSH:
+        name, value = next(iter(config.items()))
+        raise ConfigError(
+            name, f"{value} with --connector {connector}", f"Leave --{name.replace('_', '-')} out, or use kvpush."
+        )
+    if secret_file is not None:
+        from kvpush.runtime.auth import read_secret
+
+        read_secret(config["secret_file"])  # what is wrong with it is better said now than by engines
+    return config
 
 
 def new_log_dir() -> Path:

@@ -1,33 +1,19 @@
 """Engines added, drained and removed while the router runs, over HTTP, by whoever has the admin key."""
 
 import hmac
-import time
 
 import msgspec
 from aiohttp import web
 
-from kvpush.core.errors import ConfigError
 from kvpush.router.answers import error_answer
-from kvpush.router.config import EngineRole, parse_engine, parse_url
-from kvpush.router.engine import Duty, Engine
+from kvpush.router.change import Change, Changes, What
+from kvpush.router.config import EngineRole, RouterConfig
 from kvpush.router.fleet import Fleet
+from kvpush.router.others import NoAnswer, Others, Question
 from kvpush.router.relay import send_answer
+from kvpush.router.view import EngineView, joined, view
 
-
-class EngineView(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine as `GET /admin/engines` shows it."""
-
-    role: EngineRole
-    url: str
-    duty: Duty
-    breaker: str
-    takes_legs: bool
-    problem: str
-    requests: int
-    tokens: int
-    unwritten_tokens: int
-    engine_id: str | None
-    control: str | None
+Views = list[EngineView]
 
 
 class AddBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,45 +30,54 @@ class NameBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Admin:
-    """The admin routes. Owned by the event loop's thread."""
+    """The admin routes, for all processes on one port. Owned by the event loop's thread."""
 
-    def __init__(self, fleet: Fleet, key: str) -> None:
+    def __init__(self, fleet: Fleet, config: RouterConfig, others: Others) -> None:
         self._fleet = fleet
-        self._key = key
+        self._key = config.admin_key
+        self._others = others
+        self._changes = Changes(fleet, config.place, others)
+        others.answers(Question.ENGINES, self._asked_for_engines)
 
     async def list(self, request: web.Request) -> web.Response:
         """Every engine and what it is doing."""
-        return self._refusal(request) or _answer([view(engine) for engine in self._fleet.engines()])
+        if refusal := self._refusal(request):
+            return refusal
+        try:
+            return _answer(joined([self._views(), *await self._others.ask_all(Question.ENGINES, Views)]))
+        except NoAnswer as error:
+            return send_answer(error.answer, {})
 
     async def add(self, request: web.Request) -> web.Response:
         """Take one more engine into service."""
-        if refusal := self._refusal(request):
-            return refusal
-        try:
-            body = msgspec.json.decode(await request.read(), type=AddBody)
-            return _answer(view(self._fleet.add(parse_engine(body.engine), body.role)))
-        except (msgspec.DecodeError, ConfigError) as error:
-            return _bad(error)
+        return self._refusal(request) or await self._change(request, What.ADD)
 
     async def drain(self, request: web.Request) -> web.Response:
         """Send an engine nothing new; what it has goes on."""
-        if refusal := self._refusal(request):
-            return refusal
-        try:
-            engine = self._fleet.find(await _named(request))
-        except (msgspec.DecodeError, ConfigError) as error:
-            return _bad(error)
-        engine.duty = Duty.DRAINING
-        return _answer(view(engine))
+        return self._refusal(request) or await self._change(request, What.DRAIN)
 
     async def remove(self, request: web.Request) -> web.Response:
         """Forget an engine; what it has goes on."""
-        if refusal := self._refusal(request):
-            return refusal
+        return self._refusal(request) or await self._change(request, What.REMOVE)
+
+    async def _change(self, request: web.Request, what: What) -> web.Response:
+        body = await request.read()
         try:
-            return _answer(view(self._fleet.remove(await _named(request))))
-        except (msgspec.DecodeError, ConfigError) as error:
-            return _bad(error)
+            if what is What.ADD:
+                added = msgspec.json.decode(body, type=AddBody)
+                change = Change(what, added.engine, added.role)
+            else:
+                change = Change(what, msgspec.json.decode(body, type=NameBody).engine)
+        except msgspec.DecodeError as error:
+            return _plain(400, str(error))
+        outcome = await self._changes.make(change)
+        return send_answer(outcome.refusal, {}) if outcome.refusal else _answer(outcome.engine)
+
+    async def _asked_for_engines(self, body: bytes) -> Views:
+        return self._views()
+
+    def _views(self) -> Views:
+        return [view(engine) for engine in self._fleet.engines()]
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         if not self._key:
@@ -98,34 +93,8 @@ def has_key(request: web.Request, keys: tuple[str, ...]) -> bool:
     return sum(hmac.compare_digest(sent, key.encode()) for key in keys) > 0
 
 
-def view(engine: Engine) -> EngineView:
-    """An engine for people."""
-    identity = engine.identity
-    return EngineView(
-        role=engine.role,
-        url=engine.url,
-        duty=engine.duty,
-        breaker=engine.breaker.state,
-        takes_legs=engine.sample is not None and engine.duty is Duty.ON and engine.breaker.allows(time.monotonic()),
-        problem=engine.problem,
-        requests=engine.requests,
-        tokens=engine.tokens,
-        unwritten_tokens=engine.unwritten_tokens,
-        engine_id=identity.target.engine_id if identity else None,
-        control=str(identity.target.address) if identity else None,
-    )
-
-
-async def _named(request: web.Request) -> str:
-    return parse_url(msgspec.json.decode(await request.read(), type=NameBody).engine)
-
-
 def _answer(content: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(content), content_type="application/json")
-
-
-def _bad(error: Exception) -> web.Response:
-    return _plain(400, str(error))
 
 
 def _plain(status: int, message: str) -> web.Response:

@@ -47,7 +47,7 @@ def _service_context(config: RouterConfig) -> Callable[[web.Application], AsyncI
         service = Service(config)
         app[SERVICE] = service
         try:
-            service.start()
+            await service.start()
             yield
         finally:
             await service.aclose()

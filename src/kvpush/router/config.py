@@ -7,6 +7,7 @@ import msgspec
 
 from kvpush.core.errors import ConfigError
 from kvpush.core.ids import Address, EngineId
+from kvpush.router.place import Place
 
 
 class Connector(StrEnum):
@@ -121,7 +122,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     `engine_api_key` is sent to the engines; when it is "", and the router asks for no keys of its own, the client's
     Authorization header is passed on. `engines_file` names more engines (see enginefile.py).
 
-    `sibling_sockets` is set by `run_workers` for each worker (see siblings.py).
+    `place` is set by `run_workers` for each worker.
     """
 
     prefill: tuple[EngineSpec, ...] = ()
@@ -156,7 +157,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     client_stall_timeout_s: float = 120.0
     drain_timeout_s: float = 10.0
     workers: int = 1
-    sibling_sockets: tuple[str, ...] = ()
+    place: Place = Place()
 
     def __post_init__(self) -> None:
         _check_positive(self)

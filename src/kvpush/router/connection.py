@@ -15,6 +15,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_BUFFERED_BYTES = 256 * 1024
 _NO_BODY = frozenset({204, 304})
+_PATH = b"x-kvpush-path"
 
 
 class BadAnswer(ConnectionError):
@@ -28,6 +29,7 @@ class Incoming:
         self.status = 0
         self.content_type = ""
         self.content_length: str | None = None
+        self.path = ""  # what the engine says of it, as kvpush's decode engines may
         self.is_complete = False
         self.leaves_connection_open = False
         self.buffered_bytes = 0
@@ -80,6 +82,8 @@ class Incoming:
             self.content_length, self._is_delimited = value.decode("latin-1"), True
         elif known == b"transfer-encoding":
             self._is_delimited = True
+        elif known == _PATH:
+            self.path = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """The head is here; that of a 1xx is not the answer's."""

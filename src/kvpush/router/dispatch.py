@@ -20,7 +20,7 @@ class Path(StrEnum):
 
     PD = "pd"  # prefill engine and decode engine
     LOCAL = "local"  # the decode engine alone, on purpose
-    RECOMPUTED = "recomputed"  # the decode engine alone, because prefill failed
+    RECOMPUTED = "recomputed"  # the decode engine alone, because prefill failed or the prompt did not come
 
 
 @dataclass(eq=False, kw_only=True)
@@ -58,6 +58,11 @@ class Dispatch:
         """The decode leg has failed before its first byte: perhaps because the KV never came."""
         if self.prefill is not None and may_be_prefills_fault(failure):
             self.prefill.engine.breaker.failed(time.monotonic())
+
+    def decode_begun(self, path: str) -> None:
+        """The decode engine's answer is here, and says what only it knows: whether the prompt has come."""
+        if self.path is Path.PD and path == Path.RECOMPUTED:
+            self.path = Path.RECOMPUTED
 
     @property
     def awaited_engine(self) -> Engine:

@@ -32,7 +32,7 @@ class Dispatcher:
         self._fleet = fleet
         self._legs = legs
         self._conversations = Conversations(config.max_conversations)
-        self.siblings = Siblings(config.sibling_sockets, self._heard)
+        self.siblings = Siblings(config.place, self._heard)
         self.admission = Admission(fleet.room, config.unwritten_fraction, config.max_waiting, config.queue_timeout_s)
 
     def local_reason(self, asked: Asked) -> Local | None:

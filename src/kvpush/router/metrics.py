@@ -1,4 +1,4 @@
-"""The router's own Prometheus metrics."""
+"""The router's own Prometheus metrics: what one process counts, and the page for all processes on its port."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -10,16 +10,19 @@ from kvpush.router.asked import Local
 from kvpush.router.dispatch import Path
 from kvpush.router.engine import Engine
 from kvpush.router.journey import Ending, Journey
+from kvpush.router.tally import Count, Tally, counts_of
+from kvpush.router.view import EngineView, view
 
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 
 class Metrics:
-    """Owned by the event loop's thread."""
+    """Owned by the event loop's thread. Of the engines it counts nothing: their records are read when asked."""
 
     def __init__(self, engines: Callable[[], Sequence[Engine]], waiting: Callable[[], int]) -> None:
+        self._engines = engines
+        self._waiting = waiting
         self._registry = CollectorRegistry()
-        self._registry.register(_FleetCollector(engines, waiting))
         self._requests = Counter(
             "kvpush_router_requests",
             "Requests for tokens, by the path they took and how they ended.",
@@ -83,49 +86,68 @@ class Metrics:
         """One request has gone to a route the router does not know."""
         self._relayed.inc()
 
-    def page(self) -> bytes:
-        """The text for `/metrics`."""
-        return generate_latest(self._registry)
+    def tally(self) -> Tally:
+        """What this process has counted."""
+        engines = [view(engine) for engine in self._engines()]
+        return Tally(engines, self._waiting(), counts_of(self._registry.collect()))
+
+    def page(self, tally: Tally) -> bytes:
+        """The text for `/metrics`, from the tally of all processes."""
+        registry = CollectorRegistry()
+        registry.register(_Collector([*_of_engines(tally.engines), _of_waiting(tally.waiting)]))
+        registry.register(_Collector(_filled(self._registry.collect(), tally.counts)))
+        return generate_latest(registry)
 
 
-class _FleetCollector(Collector):
-    """Reads the engines' records when asked, so that no second copy of their state is kept."""
+class _Collector(Collector):
+    """Families that are there already."""
 
-    def __init__(self, engines: Callable[[], Sequence[Engine]], waiting: Callable[[], int]) -> None:
-        self._engines = engines
-        self._waiting = waiting
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """All series of all engines."""
-        names = ["role", "engine"]
-        up = GaugeMetricFamily("kvpush_router_engine_up", "Whether the last poll worked.", labels=names)
-        requests = GaugeMetricFamily("kvpush_router_engine_requests", "Requests in flight.", labels=names)
-        tokens = GaugeMetricFamily("kvpush_router_engine_tokens", "Prompt tokens in flight.", labels=names)
-        unwritten = GaugeMetricFamily(
-            "kvpush_router_engine_unwritten_tokens", "Prompt tokens promised, KV not yet there.", labels=names
-        )
-        served = CounterMetricFamily("kvpush_router_legs", "Legs that ended well.", labels=names)
-        failed = CounterMetricFamily("kvpush_router_failed_legs", "Legs that failed.", labels=[*names, "cause"])
-        lost = CounterMetricFamily(
-            "kvpush_router_engine_lost_prompts",
-            "Prompts that did not come, by the engine's own count at the last poll.",
-            labels=names,
-        )
-        breaker = GaugeMetricFamily(
-            "kvpush_router_engine_breaker", "1 for the breaker's state.", labels=[*names, "state"]
-        )
-        for engine in self._engines():
-            key = [str(engine.role), engine.url]
-            up.add_metric(key, engine.sample is not None)
-            requests.add_metric(key, engine.requests)
-            tokens.add_metric(key, engine.tokens)
-            unwritten.add_metric(key, engine.unwritten_tokens)
-            served.add_metric(key, engine.served)
-            breaker.add_metric([*key, engine.breaker.state], 1)
-            if engine.sample is not None and engine.sample.lost_prompts is not None:
-                lost.add_metric(key, engine.sample.lost_prompts)
-            for cause, count in engine.failed.items():
-                failed.add_metric([*key, cause], count)
-        waiting = GaugeMetricFamily("kvpush_router_waiting", "Requests that wait for a decode engine.")
-        waiting.add_metric([], self._waiting())
-        return (up, requests, tokens, unwritten, served, failed, lost, breaker, waiting)
+        """All of them."""
+        return self._families
+
+
+def _filled(families: Iterable[Metric], counts: Iterable[Count]) -> list[Metric]:
+    """The same families with these counts instead of their own."""
+    empty = {family.name: Metric(family.name, family.documentation, family.type) for family in families}
+    for count in counts:
+        empty[count.family].add_sample(count.name, dict(count.labels), count.value)
+    return list(empty.values())
+
+
+def _of_waiting(waiting: int) -> Metric:
+    return GaugeMetricFamily("kvpush_router_waiting", "Requests that wait for a decode engine.", value=waiting)
+
+
+def _of_engines(engines: Iterable[EngineView]) -> tuple[Metric, ...]:
+    names = ["role", "engine"]
+    up = GaugeMetricFamily("kvpush_router_engine_up", "Whether the last poll worked.", labels=names)
+    requests = GaugeMetricFamily("kvpush_router_engine_requests", "Requests in flight.", labels=names)
+    tokens = GaugeMetricFamily("kvpush_router_engine_tokens", "Prompt tokens in flight.", labels=names)
+    unwritten = GaugeMetricFamily(
+        "kvpush_router_engine_unwritten_tokens", "Prompt tokens promised, KV not yet there.", labels=names
+    )
+    served = CounterMetricFamily("kvpush_router_legs", "Legs that ended well.", labels=names)
+    failed = CounterMetricFamily("kvpush_router_failed_legs", "Legs that failed.", labels=[*names, "cause"])
+    lost = CounterMetricFamily(
+        "kvpush_router_engine_lost_prompts",
+        "Prompts that did not come, by the engine's own count at the last poll.",
+        labels=names,
+    )
+    breaker = GaugeMetricFamily("kvpush_router_engine_breaker", "1 for the breaker's state.", labels=[*names, "state"])
+    for engine in engines:
+        key = [str(engine.role), engine.url]
+        up.add_metric(key, engine.is_up)
+        requests.add_metric(key, engine.requests)
+        tokens.add_metric(key, engine.tokens)
+        unwritten.add_metric(key, engine.unwritten_tokens)
+        served.add_metric(key, engine.served)
+        breaker.add_metric([*key, engine.breaker], 1)
+        if engine.lost_prompts is not None:
+            lost.add_metric(key, engine.lost_prompts)
+        for cause, count in engine.failed.items():
+            failed.add_metric([*key, cause], count)
+    return (up, requests, tokens, unwritten, served, failed, lost, breaker)

@@ -151,6 +151,7 @@ class Legs:
         dispatch.timeline.mark("decode_sent")
         stream = await self._upstream.stream(seat.engine, dispatch.asked.route, body, dispatch.headers)
         dispatch.timeline.mark("decode_begun")
+        dispatch.decode_begun(stream.path)
         seat.written()
         seat.engine.succeeded()
         return stream
@@ -174,11 +175,16 @@ async def _answer_of(prefill: _Prefill, decode: DecodeLeg) -> Stream:
     failure = decode.exception()
     if failure is None:
         return decode.result()
-    if isinstance(failure, LegFailed) and failure.engines_fault and not prefill.done():
+    if _may_come_of_prefill(failure) and not prefill.done():
         await asyncio.wait((prefill,), timeout=CAUSE_GRACE_S)
     if prefill.done():
         prefill.result()
     raise failure
+
+
+def _may_come_of_prefill(failure: BaseException) -> bool:
+    """Not where the decode engine was not reached: to wait would only let the prefill engine compute for nobody."""
+    return isinstance(failure, LegFailed) and failure.engines_fault and failure.cause is not Cause.UNREACHABLE
 
 
 async def _dispose(decode: DecodeLeg) -> None:

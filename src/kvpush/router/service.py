@@ -19,10 +19,12 @@ from kvpush.router.first_token import Fate
 from kvpush.router.fleet import Fleet
 from kvpush.router.journey import Ending, Journey
 from kvpush.router.metrics import Metrics
+from kvpush.router.others import NoAnswer, Others, Question
 from kvpush.router.pair import Delivery, Legs
 from kvpush.router.relay import Relay, relay_body, send_answer
 from kvpush.router.requestlog import log_request
 from kvpush.router.selfcheck import SelfCheck
+from kvpush.router.tally import Tally, joined
 from kvpush.router.timeline import Timeline
 from kvpush.router.upstream import Upstream
 
@@ -42,12 +44,15 @@ class Service:
         self.fleet = Fleet(config, self.upstream)
         self.legs = Legs(self.upstream)
         self.dispatcher = Dispatcher(config, self.fleet, self.legs)
-        self.admin = Admin(self.fleet, config.admin_key)
+        self.others = Others(config.place)
+        self.admin = Admin(self.fleet, config, self.others)
         self._self_check = SelfCheck(config, self.fleet, self.legs, self.upstream)
         self._tasks: list[asyncio.Task[None]] = []
         self._metrics = Metrics(self.fleet.engines, lambda: self.dispatcher.admission.waiting)
+        self.others.answers(Question.TALLY, self._asked_for_tally)
+        self.others.answers(Question.PROBLEMS, self._asked_for_problems)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Begin to watch the engines. Raises `ConfigError` when the engines file cannot be read."""
         self.fleet.start()
         if self.config.engines_file:
@@ -56,32 +61,52 @@ class Service:
             self._tasks.append(asyncio.create_task(watch.run()))
         if self._checks_itself():
             self._tasks.append(asyncio.create_task(self._self_check.run()))
+        await self.others.start()
 
     def _checks_itself(self) -> bool:
-        return self.config.self_check is SelfCheckMode.ON and self.config.connector is not Connector.NONE
+        """Of several workers one does, so that none takes what another's request has moved for its own."""
+        is_wanted = self.config.self_check is SelfCheckMode.ON and self.config.connector is not Connector.NONE
+        return is_wanted and self.config.place.is_first
 
     async def aclose(self) -> None:
         """End what is in flight, stop watching, close every connection."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.others.aclose()
         await self.legs.aclose()
         await self.fleet.aclose()
         self.dispatcher.siblings.close()
         self.upstream.close()
 
     async def health(self, request: web.Request) -> web.Response:
-        """200 when a request could be served now; else 503 and the reasons."""
-        problems = self.fleet.problems()
-        if not problems and self._checks_itself():
-            problems = self._self_check.problems()
+        """200 when a request could be served now, whichever worker gets it; else 503 and the reasons."""
+        found = self._problems()
+        for answer in await self.others.ask_each(Question.PROBLEMS, list[str]):
+            found += [answer.problem] if isinstance(answer, NoAnswer) else answer
+        problems = list(dict.fromkeys(found))
         body = msgspec.json.encode({"ready": not problems, "problems": problems})
         return web.Response(status=503 if problems else 200, body=body, content_type="application/json")
 
+    def _problems(self) -> list[str]:
+        """Those of this process."""
+        problems = self.fleet.problems()
+        return self._self_check.problems() if not problems and self._checks_itself() else problems
+
     async def metrics(self, request: web.Request) -> web.Response:
-        """Prometheus text."""
+        """Prometheus text, for all workers."""
+        try:
+            tallies = [self._metrics.tally(), *await self.others.ask_all(Question.TALLY, Tally)]
+        except NoAnswer as error:
+            return send_answer(error.answer, {})
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=self._metrics.page(), headers=headers)
+        return web.Response(body=self._metrics.page(joined(tallies)), headers=headers)
+
+    async def _asked_for_tally(self, body: bytes) -> Tally:
+        return self._metrics.tally()
+
+    async def _asked_for_problems(self, body: bytes) -> list[str]:
+        return self._problems()
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Completions and chat completions."""

@@ -1,22 +1,21 @@
 """What router processes on one port tell each other: which turns of conversations are kept where.
 
 The kernel gives a client's next connection to any of them, so each must know what the others have had answered. One
-datagram per turn goes to every other worker, over UNIX sockets in a folder that only this user can open. Nothing waits
-for it: a turn whose datagram was lost is computed again, which is all that not knowing costs.
+datagram per turn goes to every other worker (place.py says where). Nothing waits for it: a turn whose datagram was lost
+is computed again, which is all that not knowing costs.
 """
 
 import asyncio
 import logging
 import os
 import socket
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
 from kvpush.core.ids import TransferId
+from kvpush.router.place import Place
 
 logger = logging.getLogger(__name__)
 
@@ -36,23 +35,15 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(KeptTurn)
 
 
-@contextmanager
-def meeting_places(workers: int) -> Iterator[list[tuple[str, ...]]]:
-    """For each of so many workers the paths of its own socket, which comes first, and of the others'."""
-    with tempfile.TemporaryDirectory(prefix="kvpush-router-") as folder:
-        paths = [str(Path(folder, f"{number}.sock")) for number in range(workers)]
-        yield [(path, *(other for other in paths if other != path)) for path in paths]
-
-
 class Siblings:
-    """Owned by the event loop's thread. Without paths there is nobody to talk to."""
+    """Owned by the event loop's thread. A worker that is alone has nobody to talk to."""
 
-    def __init__(self, paths: Sequence[str], on_turn: Callable[[KeptTurn], None]) -> None:
-        self._others = paths[1:]
+    def __init__(self, place: Place, on_turn: Callable[[KeptTurn], None]) -> None:
+        self._others = [place.turns(number) for number in place.others]
         self._on_turn = on_turn
         self._socket: socket.socket | None = None
         if self._others:
-            self._socket = _bound(paths[0])
+            self._socket = _bound(place.turns(place.number))
             asyncio.get_running_loop().add_reader(self._socket, self._read)
 
     def close(self) -> None:

@@ -117,6 +117,7 @@ class Stream:
         self.status = connection.answer.status
         self.content_type = connection.answer.content_type or _JSON
         self.content_length = connection.answer.content_length
+        self.path = connection.answer.path
         self._connection = connection
         self.first = first
         self.last = first

@@ -1,8 +1,8 @@
 """Several router processes on one port: the kernel shares connections among them (SO_REUSEPORT).
 
 Each worker knows exactly what it has sent itself, and what the others have only from the engines' metrics. Turns of
-conversations they tell each other (siblings.py). `/metrics` are those of the worker that answers. When one worker dies
-all are stopped: a supervisor restarts the whole.
+conversations they tell each other (siblings.py); for `/metrics`, `/health` and the admin routes the one that a client
+has got asks the others (others.py). When one worker dies all are stopped: a supervisor restarts the whole.
 """
 
 import logging
@@ -19,7 +19,7 @@ import msgspec
 from kvpush.core.errors import ConfigError, KVPushError
 from kvpush.router.config import RouterConfig
 from kvpush.router.enginefile import read_engines
-from kvpush.router.siblings import meeting_places
+from kvpush.router.place import meeting_places
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def run_workers(config: RouterConfig, log_level: int) -> None:
         read_engines(Path(config.engines_file))
     with reserve(config) as reserved, meeting_places(config.workers) as places:
         port = reserved.getsockname()[1]
-        configs = [msgspec.structs.replace(config, port=port, sibling_sockets=sockets) for sockets in places]
+        configs = [msgspec.structs.replace(config, port=port, place=place) for place in places]
         spawn = multiprocessing.get_context("spawn")
         workers: list[BaseProcess] = [
             spawn.Process(target=_work, args=(one, log_level), name=f"router-{number}")

@@ -12,6 +12,7 @@ its connection, and so not be ended.
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 from zmq.utils import z85
@@ -49,6 +50,21 @@ def check_secret(secret: str) -> None:
             f"has {len(secret)} characters, which can be guessed; at least {MIN_SECRET_CHARS} are needed",
             "Make one with `openssl rand -hex 32` and give it to every engine.",
         )
+
+
+def read_secret(path: str) -> str:
+    """The secret that a file holds, without white space around it. Raises `ConfigError`, also when it holds none."""
+    remedy = "Name a file with the secret, the same for every engine and readable by each of its processes."
+    try:
+        secret = Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError("secret_file", f"{path} cannot be read: {error.strerror}", remedy) from None
+    except UnicodeDecodeError:
+        raise ConfigError("secret_file", f"{path} is not UTF-8 text", remedy) from None
+    if not secret:
+        raise ConfigError("secret_file", f"{path} is empty", remedy)
+    check_secret(secret)
+    return secret
 
 
 def derive_keys(secret: str) -> Keys:

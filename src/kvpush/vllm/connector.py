@@ -86,6 +86,7 @@ class KVPushConnector(KVConnectorBase_V1):
                 ranks_per_engine(vllm_config),
                 _choose_lull(vllm_config),
                 self._stats.refuse,
+                self._stats.recompute,
                 self._free_blocks_of,
             )
         else:

@@ -4,6 +4,8 @@ Workers count (`EngineStats`, one per step in which something happened), vLLM ca
 process, and `EngineMetrics` adds it up there. All figures are sums over the ranks of an engine: with tensor
 parallelism a request counts once per rank. `kvpush_engine_info` says from the start where an engine's transfer thread
 listens and under which id; with port 0 only from the first step on, because no one knows before.
+
+The same way brings the API server the transfers whose prompts the engine has computed itself (recomputed.py).
 """
 
 from typing import Any
@@ -20,21 +22,24 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 
 from kvpush.core.errors import Reason
 from kvpush.core.events import Counted, Ended, Event, ModeChosen, Outcome
-from kvpush.core.ids import Address
+from kvpush.core.ids import Address, TransferId
 from kvpush.core.mode import Mode
 from kvpush.runtime.counters import BOUNDS_S, STAGES, Counters
 from kvpush.vllm.ranks import engine_group, ranks_per_engine
+from kvpush.vllm.recomputed import RECOMPUTED, newest
 from kvpush.vllm.settings import Settings, read_settings
 
 _PREFIX = "kvpush_"
 
 
 class _Payload(msgspec.Struct):
-    """What travels: the counters, the durations of each stage of the transfers that ended, and the address."""
+    """What travels: the counters, the durations of each stage of the transfers that ended, the address, and the ids of
+    transfers whose prompts are computed here."""
 
     counters: dict[str, Any]
     seconds: list[tuple[str, str, float]]
     listen: tuple[str, int] | None = None
+    recomputed: list[str] = []
 
 
 class EngineStats(KVConnectorStats):
@@ -46,6 +51,7 @@ class EngineStats(KVConnectorStats):
         self.counters = Counters.from_plain(payload.counters) if payload.counters else Counters()
         self.seconds = payload.seconds
         self.listen = Address(*payload.listen) if payload.listen else None
+        self.recomputed = payload.recomputed
 
     def add(self, event: Event) -> None:
         """Count one event."""
@@ -65,6 +71,10 @@ class EngineStats(KVConnectorStats):
         """Count a request that began with its sender's first token (OK), or why it did not."""
         self.counters.add(Counted("first_token", reason))
 
+    def recompute(self, transfer_id: TransferId) -> None:
+        """Tell that this engine computes a prompt that it was to receive."""
+        self.recomputed.append(transfer_id)
+
     def take(self) -> "EngineStats | None":
         """What has been counted since the last call, None for nothing."""
         if self.is_empty():
@@ -75,7 +85,7 @@ class EngineStats(KVConnectorStats):
 
     def _payload(self) -> _Payload:
         listen = (self.listen.host, self.listen.port) if self.listen else None
-        return _Payload(self.counters.to_plain(), self.seconds, listen)
+        return _Payload(self.counters.to_plain(), self.seconds, listen, newest(self.recomputed))
 
     # vLLM's interface -----------------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
@@ -86,6 +96,7 @@ class EngineStats(KVConnectorStats):
     def reset(self) -> None:
         """Start again from nothing."""
         self.counters, self.seconds, self.listen, self.data = Counters(), [], None, {}
+        self.recomputed = []
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """Add another rank's or interval's."""
@@ -93,6 +104,7 @@ class EngineStats(KVConnectorStats):
         self.counters.merge(other.counters)
         self.seconds = [*self.seconds, *other.seconds]
         self.listen = self.listen or other.listen
+        self.recomputed = newest([*self.recomputed, *other.recomputed])
         self.to_dict()
         return self
 
@@ -108,7 +120,7 @@ class EngineStats(KVConnectorStats):
 
     def is_empty(self) -> bool:
         """Whether there is nothing to carry."""
-        return self.counters.empty and self.listen is None
+        return self.counters.empty and self.listen is None and not self.recomputed
 
 
 class EngineMetrics(KVConnectorPromMetrics):
@@ -148,7 +160,7 @@ class EngineMetrics(KVConnectorPromMetrics):
             self._info.show(labels, engine, None)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Add one interval's figures."""
+        """Add one interval's figures, and remember whose prompts were computed here."""
         stats, labels = EngineStats(transfer_stats_data), self.per_engine_labelvalues[engine_idx]
         for how, number in stats.counters.transfers.items():
             self._transfers.labels(*labels, *how).inc(number)
@@ -168,6 +180,7 @@ class EngineMetrics(KVConnectorPromMetrics):
             self._seconds.labels(*labels, role_name, stage).observe(seconds)
         if stats.listen:
             self._info.show(labels, engine_idx, stats.listen)
+        RECOMPUTED.note(stats.recomputed)
 
 
 class _Pairs:

@@ -26,7 +26,7 @@ from kvpush.core.commands import Abort, Disown, Expect, Inquire, Receive, Watch
 from kvpush.core.digests import NO_DIGESTS
 from kvpush.core.errors import ConfigError, Reason
 from kvpush.core.events import Found, PrefillBegun, Purpose
-from kvpush.core.ids import RequestId
+from kvpush.core.ids import RequestId, TransferId
 from kvpush.core.layout import Span
 from kvpush.core.params import ReceiveParams, Reference, SendParams, parse
 from kvpush.runtime.local import SchedulerEnd
@@ -69,14 +69,16 @@ class SchedulerSide:
         ranks: int,
         lull: Lull,
         refused: Callable[[Reason], None],
+        recomputed: Callable[[TransferId], None],
         free: Callable[[Request], None],
     ) -> None:
         """`block_sizes`: tokens per block of each cache group. `ranks`: workers that report. `lull`: how long a step
-        without work may wait. `refused` counts requests with bad parameters; `free` gives all blocks of a waiting
-        request back to vLLM's pool."""
+        without work may wait. `refused` counts requests with bad parameters, `recomputed` is told of prompts that vLLM
+        computes though they were to come; `free` gives all blocks of a waiting request back to vLLM's pool."""
         self._may_send = bool(transfer.is_kv_producer)
         self._may_receive = bool(transfer.is_kv_consumer)
         self._role = str(transfer.kv_role)
+        self._recomputes_lost = transfer.kv_load_failure_policy == "recompute"
         self._block_sizes = block_sizes
         self._reserve = reserve
         self._first_tokens = first_tokens
@@ -90,6 +92,7 @@ class SchedulerSide:
         self._ranks = ranks
         self._lull = lull
         self._refused = refused
+        self._recomputed = recomputed
         self._free = free
         self.quarantine = KeptBlocks()
 
@@ -123,6 +126,8 @@ class SchedulerSide:
         if params is None:
             return
         key, name = sub_key(params.key, request_id), RequestId(request_id)
+        if isinstance(params, ReceiveParams) and not self._may_receive:
+            self._recomputed(key.transfer_id)
         self._check_role(params)
         if isinstance(params, SendParams):
             self._sending.announce(request, key, params.key)
@@ -207,6 +212,8 @@ class SchedulerSide:
         self._say(Abort(record.key, Reason.NOT_NEEDED))
         if record.purpose is Purpose.PROMPT:
             self._first_tokens.unused(Reason.NOT_NEEDED)
+            if computes_itself(record.request):
+                self._recomputed(record.key.transfer_id)
 
     def step(self, output: "SchedulerOutput") -> StepCommands:
         """A step has been scheduled: the commands since the last one, and what it makes final of prompts that are to be
@@ -280,7 +287,7 @@ class SchedulerSide:
         self._note_earlier_turns(report)
         self._hear()
         received, self._early = self._early | (output.finished_recving or set()), set()
-        output.finished_recving = {name for name in received if self._received(name)}
+        output.finished_recving = {name for name in received if self._received(name, output.failed_recving)}
         self._note_tokens(report, output.finished_recving)
         output.finished_sending = {name for name in output.finished_sending or () if self._sent(name)}
 
@@ -349,7 +356,7 @@ class SchedulerSide:
             else:
                 self._first_tokens.arrived(name, record.token)
 
-    def _received(self, request_id: str) -> bool:
+    def _received(self, request_id: str, failed: set[str]) -> bool:
         record = self._receiving.get(request_id)
         if record is None or record.stage is not Stage.MOVING:
             return False
@@ -357,6 +364,8 @@ class SchedulerSide:
         if record.released:
             del self._receiving[request_id]
             return True
+        if request_id in failed and self._recomputes_lost:
+            self._recomputed(record.key.transfer_id)
         if record.lost:
             self._begin_anew(record.request)
         self._keeping.loaded(record.request)

@@ -1,9 +1,9 @@
 """What a user may set in `kv_connector_extra_config`, read once into a frozen value.
 
-    {"host": "10.0.0.7", "port": 5600, "secret": "...", "lease_s": 60}
+    {"host": "10.0.0.7", "port": 5600, "secret_file": "/run/secrets/kvpush", "lease_s": 60}
 
-All of `ProtocolConfig`'s fields are accepted beside those of `Settings`. An unknown key or a bad value
-stops the engine's start with an error that names it.
+All of `ProtocolConfig`'s fields are accepted beside those of `Settings`, and `secret_file` in the place of `secret`. An
+unknown key or a bad value stops the engine's start with an error that names it.
 """
 
 import os
@@ -18,11 +18,13 @@ from kvpush.core.config import ProtocolConfig
 from kvpush.core.errors import ConfigError
 from kvpush.core.ids import Address
 from kvpush.core.mode import ModeSetting
+from kvpush.runtime.auth import read_secret
 
 FIELD = "kv_connector_extra_config"
 DEFAULT_PORT = 5600
 """That of vLLM's NIXL connectors, so that routers made for them find kvpush where they expect it."""
 
+_SECRET_FILE = "secret_file"
 _HOST_VARIABLE = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 _PORT_VARIABLE = "VLLM_NIXL_SIDE_CHANNEL_PORT"
 _T = TypeVar("_T")
@@ -103,6 +105,8 @@ def read_settings(extra_config: Mapping[str, Any], environ: Mapping[str, str] = 
     protocol_fields = ProtocolConfig.__struct_fields__
     given = {key: value for key, value in extra_config.items() if key not in protocol_fields}
     _refuse_unknown(given)
+    if _SECRET_FILE in given:
+        given["secret"] = _secret_from_file(given, given.pop(_SECRET_FILE))
     given.setdefault("host", environ.get(_HOST_VARIABLE, "127.0.0.1"))
     if "port" not in given:
         given["port"] = _port(environ.get(_PORT_VARIABLE, str(DEFAULT_PORT)))
@@ -110,8 +114,16 @@ def read_settings(extra_config: Mapping[str, Any], environ: Mapping[str, str] = 
     return _convert({**given, "protocol": _convert(timing, ProtocolConfig)}, Settings)
 
 
+def _secret_from_file(given: Mapping[str, Any], path: object) -> str:
+    if "secret" in given:
+        raise ConfigError(f"{FIELD}.{_SECRET_FILE}", "is given beside 'secret'", "Give one of the two.")
+    if not isinstance(path, str):
+        raise ConfigError(f"{FIELD}.{_SECRET_FILE}", f"{path} is no path", "Name a file.")
+    return read_secret(path)
+
+
 def _refuse_unknown(given: Mapping[str, Any]) -> None:
-    known = sorted({*Settings.__struct_fields__, *ProtocolConfig.__struct_fields__} - {"protocol"})
+    known = sorted({*Settings.__struct_fields__, *ProtocolConfig.__struct_fields__, _SECRET_FILE} - {"protocol"})
     for key in given:
         if key not in known:
             raise ConfigError(f"{FIELD}.{key}", "is no setting of kvpush", f"Known are: {', '.join(known)}.")
