@@ -62,7 +62,8 @@ def test_offer_comes_when_the_prompt_is_complete_in_either_order(world: World, f
         p.final(key, 10)
     world.settle()
     assert d.ended == GOOD
-    assert len(offers) == 1
+    assert len(set(offers)) == 1
+    assert len(offers) <= 2, "the first heartbeat comes right behind the registration, and brings it again"
 
 
 def test_both_sides_report_what_was_read(world: World) -> None:

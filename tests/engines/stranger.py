@@ -3,6 +3,7 @@
 import contextlib
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
@@ -39,11 +40,39 @@ class Stranger:
         """Send one message, and wait for nothing."""
         self._socket.send_multipart(parts)
 
+    def says(self, frame: bytes) -> bool:
+        """Send one frame; False when nobody takes it soon."""
+        taken = bool(self._socket.poll(100, zmq.POLLOUT))
+        if taken:
+            self._socket.send(frame)
+        return taken
+
     def ask(self, frame: bytes) -> Frame:
         """Send one frame; returns what the engine says next."""
         self.say(frame)
         assert self._socket.poll(_ANSWER_MS), "the engine does not answer"
         return decode_frame(self._socket.recv())
+
+
+@contextlib.contextmanager
+def flooded(engine: EngineProcess) -> Iterator[None]:
+    """Inside of the block, somebody sends nonsense as fast as it is taken, on one connection after another."""
+    ended = threading.Event()
+
+    def flood() -> None:
+        while not ended.is_set():
+            with Stranger(engine) as stranger:
+                for _ in range(10_000):
+                    if ended.is_set() or not stranger.says(b"nonsense"):
+                        break
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        flooding.join()
 
 
 def shout(engine: EngineProcess, data: bytes) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from engines.calls import Answer, Ask
 from engines.harness import Pair, eventually, new_id, new_key, prompt_of
-from engines.stranger import Stranger, epoch_of, shout
+from engines.stranger import Stranger, epoch_of, flooded, shout
 
 from kvpush.core.errors import Reason
 from kvpush.core.ids import Address, EngineId, Epoch, Key, Target
@@ -193,6 +193,14 @@ class TestStrangers:
             shout(engine, noise.randbytes(20_000))
             eventually(lambda: engine.look().counted.get("control_message_refused bad_message", 0) >= 1)
         assert engine.look().counted["refused bad_message"] == 4
+
+    @pytest.mark.parametrize("name", ["prefill", "decode"])
+    def test_flood_costs_no_request_its_transfer(self, pair: Pair, name: str) -> None:
+        engine = {"prefill": pair.prefill, "decode": pair.decode}[name]
+        with flooded(engine):
+            for seed in range(30, 36):
+                _assert_serves(pair, seed)
+        assert engine.look().counted["control_stranger_closed bad_message"] > 1
 
     @pytest.mark.parametrize("name", ["prefill", "decode"])
     def test_message_of_another_version_is_refused(self, pair: Pair, name: str) -> None:

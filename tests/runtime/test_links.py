@@ -49,3 +49,26 @@ def test_forgetting_leaves_nothing() -> None:
     assert len(links) == 0
     assert links.heard(b"7") is None
     assert links.on_connection(7) is None
+
+
+def test_strangers_make_room_before_peers_do() -> None:
+    links = InboundLinks(3)
+    peer, stranger, other = (links.accept(name, fd) for fd, name in enumerate([b"a", b"b", b"c"]))
+    links.trust(peer)
+    links.heard(b"b")
+    assert links.is_trusted(peer)
+    assert not links.is_trusted(stranger)
+    assert links.make_room(9) == [other]
+    links.trust(stranger)
+    links.accept(b"d", 9)
+    links.trust(links.heard(b"d") or peer)
+    assert links.make_room(10) == [peer]
+
+
+def test_trust_ends_with_its_link() -> None:
+    links = InboundLinks(3)
+    links.trust(links.accept(b"a", 1))
+    assert links.make_room(1)
+    again = links.accept(b"a", 1)
+    assert not links.is_trusted(again)
+    assert [links.count_frame(again), links.count_frame(again)] == [1, 2]

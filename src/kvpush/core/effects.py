@@ -19,6 +19,13 @@ class CloseLink(msgspec.Struct, frozen=True, tag=True):
     link: LinkId
 
 
+class TrustLink(msgspec.Struct, frozen=True, tag=True):
+    """A peer that we know is at the other end of an accepted control connection: listen to all that it says. Others
+    need not be listened to for long."""
+
+    link: LinkId
+
+
 class SendFrame(msgspec.Struct, frozen=True, tag=True):
     """Send one encoded message. May be lost; may never block."""
 
@@ -57,4 +64,4 @@ class PostRead(msgspec.Struct, frozen=True, tag=True):
     plan: Plan
 
 
-Effect = OpenLink | CloseLink | SendFrame | AddPeer | RemovePeer | Post | PostRead
+Effect = OpenLink | CloseLink | TrustLink | SendFrame | AddPeer | RemovePeer | Post | PostRead

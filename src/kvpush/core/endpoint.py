@@ -1,8 +1,10 @@
 """One worker rank's side of the protocol, sending and receiving: sans-IO.
 
 Feed it commands, frames, completions and time; drain effects and events after each input. It reads no
-clock: `now` is the driver's monotonic clock in seconds, and never goes back. Whatever is due by `now`
-happens before the input itself, so that no input is ever judged by a lease that has ended.
+clock: `now` is the driver's monotonic clock in seconds, and never goes back. Leases that end by `now` end
+before the input itself, so that none is ever judged by a lease that has ended. Peers are judged by `tick` alone,
+which a driver calls when it has read what they have said: a thread that has stood still must not take its own
+silence for theirs.
 """
 
 from collections.abc import Sequence
@@ -53,7 +55,7 @@ class Endpoint(EngineSide):
     def frame_received(self, link: LinkId, frame: bytes, now: float) -> None:
         """Take one control message. Never raises: what is wrong with it is counted, and answered where the
         sender of it can use the answer. An answer is never answered."""
-        self.tick(now)
+        self.expire(now)
         source, key = _ANYONE, None
         try:
             parsed = decode_frame(frame)
@@ -66,6 +68,7 @@ class Endpoint(EngineSide):
         except RemoteProtocolError as error:
             self._outbox.count("refused", error.reason)
             if link < 0:
+                self._inbound.refused(link)
                 self._outbox.send(link, source, Refuse(error.reason, error.field[:1000], error.detail[:1000], key))
         except LocalProtocolError:
             # the table has no entry for what a peer said: it is out of order, and changes nothing
@@ -83,6 +86,9 @@ class Endpoint(EngineSide):
     def _from_receiver(self, link: LinkId, frame: Frame, now: float) -> None:
         message, caller = frame.message, self._inbound.heard(frame.source, link, now)
         if isinstance(message, Hello):
+            if caller is None and self._inbound.is_loading():
+                self._outbox.count("hello_put_off", Reason.OK)
+                return
             for replaced in self._inbound.hello(frame.source, link, message, now):
                 self._lose_caller(replaced, Reason.PEER_RESTARTED, now)
             return
@@ -90,6 +96,7 @@ class Endpoint(EngineSide):
             raise RemoteProtocolError(Reason.BAD_MESSAGE, f"{type(message).__name__} is not for a sender", "message")
         if caller is None or not caller.ready:
             raise RemoteProtocolError(Reason.PEER_LOST, "this receiver is not known (any more); say hello", "source")
+        caller.refused = 0
         match message:
             case Interest():
                 self._sender.watch(caller, message.key, now)
@@ -179,7 +186,7 @@ class Endpoint(EngineSide):
     def link_lost(self, link: LinkId, now: float) -> None:
         """A control connection broke. The channel reconnects by itself and lost frames are repeated, but the peer
         has to prove that it is still there before it is told of any more blocks."""
-        self.tick(now)
+        self.expire(now)
         self._inbound.broken(link, now)
         session = self._outbound.on_link(link)
         if session is not None:
@@ -187,7 +194,7 @@ class Endpoint(EngineSide):
 
     def link_refused(self, link: LinkId, now: float) -> None:
         """A link that we opened can never stand: its address is none, or the peer has another secret."""
-        self.tick(now)
+        self.expire(now)
         session = self._outbound.on_link(link)
         if session is not None:
             self._lose_session(session, Reason.PEER_HANDSHAKE, "the control link was refused", now)
@@ -196,7 +203,7 @@ class Endpoint(EngineSide):
     # the transport --------------------------------------------------------------------------------------
     def peer_added(self, peer: PeerName, error: str, now: float) -> None:
         """The transport has loaded a peer, or says why not ("" is success)."""
-        self.tick(now)
+        self.expire(now)
         self._peers.added(peer, error)
         self._inbound.peer_added(peer, error, now)
         self._receiver.peer_added(peer, error, now)
@@ -226,11 +233,17 @@ class Endpoint(EngineSide):
         self._finish_stop(now)
 
     # time -----------------------------------------------------------------------------------------------
-    def tick(self, now: float) -> None:
-        """Let time pass: everything due by `now` happens."""
+    def expire(self, now: float) -> None:
+        """Let the time pass that others rely on, whatever we have or have not heard: leases end, and what is in flight
+        too long after them is given up, with the way to its receiver."""
         for stuck in self._sender.tick(now):
             self._lose_caller(stuck, Reason.TRANSPORT, now)
         self._keeper.tick(now)
+
+    def tick(self, now: float) -> None:
+        """Let time pass: everything due by `now` happens. To be called when everything has been read that had arrived
+        a moment ago."""
+        self.expire(now)
         for unreadable in self._receiver.tick(now):
             detail = f"reads from {unreadable.name} do not stop"
             self._lose_session(unreadable, Reason.TRANSPORT, detail, now)
@@ -240,6 +253,10 @@ class Endpoint(EngineSide):
         for caller in self._inbound.silent(now):
             self._lose_caller(caller, caller.suspicion, now)
         self._finish_stop(now)
+
+    def overslept(self, seconds: float) -> None:
+        """The driver has stood still for so long when it should have run."""
+        self._outbound.overslept(seconds)
 
     def _lose_caller(self, caller: Caller, reason: Reason, now: float) -> None:
         """End what a receiver waits for, and close the way to it."""

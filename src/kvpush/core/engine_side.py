@@ -69,7 +69,7 @@ class EngineSide:
         A command that breaks the rules changes nothing, is counted, keeps its promise of an answer (see
         commands.py) and raises `LocalProtocolError` for the log.
         """
-        self.tick(now)
+        self.expire(now)
         try:
             self._execute(command, now)
         except LocalProtocolError as error:
@@ -151,6 +151,6 @@ class EngineSide:
             self._stop_by = float("inf")
             self._outbox.event(Stopped())
 
-    def tick(self, now: float) -> None:
-        """Let time pass: everything due by `now` happens."""
+    def expire(self, now: float) -> None:
+        """Let the time pass that others rely on."""
         raise NotImplementedError

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvpush.core.config import ProtocolConfig
-from kvpush.core.effects import CloseLink
+from kvpush.core.effects import CloseLink, TrustLink
 from kvpush.core.errors import Reason, RemoteProtocolError
 from kvpush.core.events import PeerChanged
 from kvpush.core.ids import EngineId, Epoch, LinkId, PeerName
@@ -18,12 +18,19 @@ from kvpush.core.mode import MEASURED_BYTES, Mode, agree, in_words
 from kvpush.core.outbox import Outbox
 from kvpush.core.peers import Peers, Use
 
+MAX_LOADING = 8
+"""Callers that are being loaded at a time. The hello of another one waits for its repetition: each keeps the transfer
+thread from its other work for a while."""
+MAX_CALLERS = 1024
+
+_MAX_REFUSALS = 64
+
 
 @dataclass(eq=False)
 class Caller:
     """One receiver process. `ready` once the transport has loaded it. `modes` are those that both of us take part in.
     `broken_at`: when the link that it was last heard on ended. `pace`: bytes per second of what is written to it, once
-    that has been seen."""
+    that has been seen. `refused`: how many of its messages in a row have been."""
 
     epoch: Epoch
     engine_id: EngineId
@@ -35,6 +42,7 @@ class Caller:
     ready: bool = False
     broken_at: float | None = None
     pace: float | None = None
+    refused: int = 0
 
     def note_pace(self, nbytes: int, seconds: float) -> None:
         """So much was written to it in so long; the latest counts for a quarter."""
@@ -74,6 +82,8 @@ class Inbound:
         """A frame of this process arrived on `link`."""
         caller = self._callers.get(epoch)
         if caller is not None:
+            if caller.link != link and caller.ready:
+                self._outbox.effect(TrustLink(link))
             caller.link = link
             caller.last_heard = now
             caller.broken_at = None
@@ -96,6 +106,7 @@ class Inbound:
             if known.ready:
                 self._welcome(known, now)
             return []
+        self._check_room(link)
         name = PeerName(f"{hello.engine_id}/{hello.layout.tp_rank}@{epoch:x}")
         caller = Caller(epoch, hello.engine_id, name, link, hello.layout, agree(self._us.modes, hello.modes), now)
         replaced = [old for old in self._callers.values() if _same_place(old, caller)]
@@ -120,6 +131,27 @@ class Inbound:
             )
             raise RemoteProtocolError(Reason.INCOMPATIBLE, detail, "mode")
 
+    def _check_room(self, link: LinkId) -> None:
+        other = next((caller for caller in self._callers.values() if caller.link == link), None)
+        if other is not None:
+            self._outbox.effect(CloseLink(link))
+            raise RemoteProtocolError(Reason.BAD_MESSAGE, "another process has said hello on this link", "source")
+        if len(self._callers) >= MAX_CALLERS:
+            raise RemoteProtocolError(Reason.PEER_HANDSHAKE, f"{MAX_CALLERS} receivers are known already", "source")
+
+    def is_loading(self) -> bool:
+        """Whether it is too early for a hello of someone new."""
+        return sum(not caller.ready for caller in self._callers.values()) >= MAX_LOADING
+
+    def refused(self, link: LinkId) -> None:
+        """A message was refused. Who says nothing else is a stranger again, even if it has said a good hello."""
+        caller = next((caller for caller in self._callers.values() if caller.link == link), None)
+        if caller is not None:
+            caller.refused += 1
+            if caller.refused == _MAX_REFUSALS:
+                caller.refused = 0
+                self._outbox.effect(CloseLink(link))
+
     def peer_added(self, name: PeerName, error: str, now: float) -> None:
         """The transport has loaded a caller, or not."""
         caller = next((caller for caller in self._callers.values() if caller.name == name), None)
@@ -133,6 +165,7 @@ class Inbound:
 
     def _open(self, caller: Caller, now: float) -> None:
         caller.ready = True
+        self._outbox.effect(TrustLink(caller.link))
         self._outbox.event(PeerChanged(caller.name, True, Reason.OK))
         self._welcome(caller, now)
 

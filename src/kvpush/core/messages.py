@@ -28,7 +28,7 @@ VERSION = 4
 MAX_DIGEST_BYTES = 1 << 20
 """In one question: digests of a million tokens."""
 
-MAX_KEYS = 65_536
+MAX_KEYS = 16_384
 """Keys in one heartbeat; a receiver with more sends several."""
 
 _Clock = Annotated[float, msgspec.Meta(ge=0, lt=1e18)]

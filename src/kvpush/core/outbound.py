@@ -37,13 +37,14 @@ class Session:
     transport knows as `peer` once it is to be read, and `readable` when that is loaded.
     `epoch` is the process that welcomed us, `clock` the latest that it told us of its own;
     `next_beat` is the next hello or heartbeat. While CONNECTING it has until `welcome_by`, and if it is lost then, the
-    reason is `suspicion`."""
+    reason is `suspicion`; `hello_pause_s` is how long the next hello is waited for."""
 
     target: Target
     link: LinkId
     welcome_by: float
     next_beat: float
     last_heard: float
+    hello_pause_s: float
     clock: float = 0.0
     state: SessionState = SessionState.CONNECTING
     epoch: Epoch = _NOBODY
@@ -92,19 +93,23 @@ class Outbound:
         """Let a sender that we know prove that it is still there, by a welcome. Until then it is told nothing."""
         session.state = SessionState.CONNECTING
         session.suspicion, session.welcome_by = suspicion, welcome_by
+        session.hello_pause_s = self._config.retry_s
         self._say_hello(session, now)
 
     def _begin(self, target: Target, now: float) -> Session:
         self._links += 1
-        session = Session(target, LinkId(self._links), now + self._config.connect_timeout_s, now, now)
+        welcome_by = now + self._config.connect_timeout_s
+        session = Session(target, LinkId(self._links), welcome_by, now, now, self._config.retry_s)
         self._sessions[target] = session
         self._outbox.effect(OpenLink(session.link, target.address))
         self._say_hello(session, now)
         return session
 
     def _say_hello(self, session: Session, now: float) -> None:
+        """Each time wait longer for the answer: hellos are large, and who is slow to answer has enough to do."""
         self._outbox.send(session.link, _NOBODY, replace(self._us, wants=session.target.engine_id))
-        session.next_beat = now + self._config.retry_s
+        session.next_beat = now + session.hello_pause_s
+        session.hello_pause_s = min(2 * session.hello_pause_s, max(self._config.retry_s, self._config.heartbeat_s))
 
     def on_link(self, link: LinkId) -> Session | None:
         """The session that uses a link."""
@@ -191,6 +196,13 @@ class Outbound:
     def repeat_hello(self, session: Session, now: float) -> None:
         """Say hello again, for the first may have been lost."""
         self._say_hello(session, now)
+
+    def overslept(self, seconds: float) -> None:
+        """We have not listened for so long. Who is to answer a hello does not lose that time: our hello may have left,
+        or its answer come, at the end of it only."""
+        for session in self._sessions.values():
+            if session.state is SessionState.CONNECTING:
+                session.welcome_by += seconds
 
     def forget(self, session: Session, reason: Reason, detail: str) -> None:
         """End a session. Only a sender that had welcomed us is lost: the others are attempts, repeated while blocks are

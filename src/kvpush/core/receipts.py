@@ -157,9 +157,11 @@ class Receipts:
         if not self._asking.cancel(transfer):
             self._step(transfer, RecvInput.PEER_LOST if transfer.exposed else RecvInput.DOOMED, now)
             return
-        limit = transfer.limit_at if "cancelled" in transfer.at else self._asking.lease_ends(transfer, now)
+        if "cancelled" not in transfer.at:
+            # after we have stood still the lease may be over, and nobody has had the time to answer
+            transfer.limit_at = max(self._asking.lease_ends(transfer, now), now + self._config.retry_s)
         transfer.at.setdefault("cancelled", now)
-        self._wait(transfer, now + self._config.retry_s, limit)
+        self._wait(transfer, now + self._config.retry_s, transfer.limit_at)
 
     def _quarantine(self, transfer: Receiving, now: float) -> None:
         """A sender that does not answer may post until its lease has ended, and what it has posted may land until

@@ -4,6 +4,10 @@ All peers of a deployment are given one secret. From it each derives the same tw
 end of a link and one for the connecting end. CURVE (https://rfc.zeromq.org/spec/26/) then encrypts every link, a
 client must know the server's public key to get past its first message, and `Gate` lets in nothing but the derived
 client key. A process without the secret can therefore open a TCP connection, and nothing else.
+
+Without a secret the gate lets everyone in who speaks ZeroMQ's present protocol. Because there is a gate, ZeroMQ itself
+turns away those that speak its first two, as random bytes may seem to; what such a peer sends could not be traced to
+its connection, and so not be ended.
 """
 
 import hashlib
@@ -79,31 +83,33 @@ def _derive(secret: str, purpose: bytes) -> KeyPair:
 
 
 class Gate:
-    """Answers libzmq's question (ZAP) whether a client that has proved to own a key may come in.
+    """Answers libzmq's question (ZAP) whether a client, which has proved to own a key if that is needed, may come in.
 
     It has no thread: its socket is polled by the transfer thread along with the others. Must exist before the
     guarded socket is bound, in the same context.
     """
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: Keys) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: Keys | None) -> None:
         self._keys = keys
-        self._client_key = z85.decode(keys.client.public)
+        self._credentials = (b"CURVE", [z85.decode(keys.client.public)]) if keys else (b"NULL", [])
         self.socket = context.socket(zmq.ROUTER)
         self.socket.linger = 0
         self.socket.bind(_ZAP_ADDRESS)
 
     def guard(self, listener: "zmq.Socket[bytes]") -> None:
-        """Make `listener` a CURVE server that asks this gate."""
-        listener.curve_server = True
-        listener.curve_publickey = self._keys.server.public
-        listener.curve_secretkey = self._keys.server.secret
+        """Make `listener` ask this gate, as a CURVE server if there are keys."""
         listener.zap_domain = _ZAP_DOMAIN
+        if self._keys:
+            listener.curve_server = True
+            listener.curve_publickey = self._keys.server.public
+            listener.curve_secretkey = self._keys.server.secret
 
     def identify(self, dealer: "zmq.Socket[bytes]") -> None:
-        """Make `dealer` a CURVE client of a peer's guarded socket."""
-        dealer.curve_serverkey = self._keys.server.public
-        dealer.curve_publickey = self._keys.client.public
-        dealer.curve_secretkey = self._keys.client.secret
+        """Make `dealer` a CURVE client of a peer's guarded socket, if there are keys."""
+        if self._keys:
+            dealer.curve_serverkey = self._keys.server.public
+            dealer.curve_publickey = self._keys.client.public
+            dealer.curve_secretkey = self._keys.client.secret
 
     def answer(self) -> None:
         """Answer the requests that wait, a bounded number of them."""
@@ -118,6 +124,6 @@ class Gate:
     def _reply(self, request: list[bytes]) -> list[bytes]:
         client, delimiter, version, request_id = request[:4]
         mechanism, credentials = request[7], request[8:]
-        known = mechanism == b"CURVE" and credentials == [self._client_key]
+        known = (mechanism, credentials) == self._credentials
         verdict = [b"200", b"OK"] if known else [b"400", b"unknown key"]
         return [client, delimiter, version, request_id, *verdict, b"", b""]

@@ -99,8 +99,8 @@ class Counters(msgspec.Struct):
         match event:
             case Ended(record):
                 self._add_record(record)
-            case Counted(name, reason):
-                self.counted[name, reason] = self.counted.get((name, reason), 0) + 1
+            case Counted(name, reason, amount):
+                self.counted[name, reason] = self.counted.get((name, reason), 0) + amount
             case ModeChosen(peer):
                 self.pairs[peer] = event
             case PeerChanged(_, True, reason):  # that one was lost comes as a Counted of its own

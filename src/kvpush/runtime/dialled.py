@@ -25,6 +25,9 @@ another secret), and waiting for a time-out would only be slower. A handshake th
 again, by ZeroMQ neither."""
 
 
+_EVENTS_PER_TURN = 64
+
+
 class Standing(Enum):
     """What has become of a link since it was asked last."""
 
@@ -70,7 +73,7 @@ class Dialled:
 
     def receive(self, limit: int) -> tuple[list[list[bytes]], Standing]:
         """At most `limit` messages, and what has become of the link. What came before its end comes first."""
-        for event, _ in monitor_events(self.monitor):
+        for event, _ in monitor_events(self.monitor, _EVENTS_PER_TURN):
             self._follow(event)
         messages: list[list[bytes]] = []
         while readable(self.dealer):

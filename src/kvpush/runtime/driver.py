@@ -8,6 +8,9 @@ The thread may have been stopped anywhere for any time (SIGSTOP, a debugger, a s
 bytes in posts and polls only. So right before each of these, time is let pass and lost peers are removed: a write whose
 lease ended in the meantime moves no more, but for the one call in which the thread was stopped.
 
+Nor does a machine that is short of CPU let the thread run when it should. Peers are therefore judged only after the
+sockets have been read, and a sender that is to answer gets back the time in which nobody was there to hear it.
+
 One input that finds a bug ends neither the turn nor the thread: the traceback is logged and the loop goes on.
 """
 
@@ -18,7 +21,7 @@ from collections.abc import Callable
 from typing import ParamSpec, Protocol
 
 from kvpush.core.commands import Command, Stop
-from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, PostRead, RemovePeer, SendFrame
+from kvpush.core.effects import AddPeer, CloseLink, Effect, OpenLink, Post, PostRead, RemovePeer, SendFrame, TrustLink
 from kvpush.core.endpoint import Endpoint
 from kvpush.core.errors import LocalProtocolError, Reason, TransportError
 from kvpush.core.events import Counted, Event, Stopped
@@ -39,6 +42,8 @@ COMMANDS_PER_TURN = 256
 FRAMES_PER_TURN = 128
 EFFECTS_S = 0.002
 """Effects are carried out until this much time has passed; the one that runs then is finished."""
+LATE_S = 0.1
+"""A thread that runs so much later than it meant to has stood still."""
 SLOW_S = 0.2
 """One effect that takes longer is warned of."""
 STOP_GRACE_S = 0.5
@@ -99,6 +104,9 @@ class Channel(Protocol):
     def close_link(self, link: LinkId) -> None:
         """Forget a link."""
 
+    def trust_link(self, link: LinkId) -> None:
+        """The endpoint knows the peer at the other end."""
+
     def send(self, link: LinkId, frame: bytes) -> None:
         """Send a frame, or drop it."""
 
@@ -133,6 +141,8 @@ class Driver:
         self._clock = clock
         self._pace = Pace(poll_s)
         self._due = 0
+        self._turned_at = self._read_at = clock()
+        self._put_off = False
         self._effects: deque[Effect] = deque()
         self._stop_by: float | None = None
         self._stopped = False
@@ -157,6 +167,7 @@ class Driver:
         """Take in what has come, and do what follows from it."""
         self.turns += 1
         steps = (
+            self._notice_absence,
             self._take_commands,
             self._take_frames,
             self._carry_out,  # before the poll: a post need not wait for it, and it may find the post done
@@ -170,6 +181,14 @@ class Driver:
             time.sleep(_BROKEN_TURN_S)
 
     # inputs -------------------------------------------------------------------------------------------
+    def _notice_absence(self) -> None:
+        """How long the earliest deadline has been over is how long the thread has not run."""
+        now = self._clock()
+        was_away, self._turned_at = now - self._turned_at > LATE_S, now
+        due = self._endpoint.next_deadline() if was_away else None
+        if due is not None and now - due > LATE_S:
+            self._endpoint.overslept(now - due)
+
     def _take_commands(self) -> None:
         """What was said directly before a step was, is carried out before it: so the mailbox is looked into first."""
         with_steps = self._mailbox.take(COMMANDS_PER_TURN)
@@ -193,6 +212,7 @@ class Driver:
             return commands
 
     def _take_frames(self) -> None:
+        self._read_at = self._clock()
         for arrived in self._channel.receive(FRAMES_PER_TURN):
             match arrived:
                 case FrameArrived(link, frame):
@@ -216,15 +236,21 @@ class Driver:
             self._endpoint.notice_received(happened.notice, self._clock())
 
     def _fence(self) -> None:
-        """Let time pass, and close the way to lost peers before whatever else waits to be carried out."""
-        self._endpoint.tick(self._clock())
+        """Let leases end, and close the way to lost peers before whatever else waits to be carried out."""
+        self._endpoint.expire(self._clock())
         self._effects.extend(self._endpoint.take_effects())
         for effect in self._effects:
             if isinstance(effect, RemovePeer):  # stays in its place too: the peer may be about to be added
                 self._guard(self._transport.remove_peer, effect.peer)
 
     def _pass_time(self) -> None:
-        self._endpoint.tick(self._clock())
+        """Judge peers. When the sockets were read long ago, by now, the next turn does it, which comes at once."""
+        now = self._clock()
+        self._put_off = now - self._read_at > LATE_S and not self._put_off
+        if self._put_off:
+            self._endpoint.expire(now)
+        else:
+            self._endpoint.tick(now)
 
     def _poll_wait_s(self, now: float) -> float | None:
         """How long to wait between polls of the transport; None while it cannot have anything to tell."""
@@ -268,6 +294,8 @@ class Driver:
                 self._channel.open_link(link, address)
             case CloseLink(link):
                 self._channel.close_link(link)
+            case TrustLink(link):
+                self._channel.trust_link(link)
 
     def _post(self, post: Post | PostRead) -> None:
         self._fence()
@@ -299,7 +327,7 @@ class Driver:
 
     def _publish(self) -> None:
         own, self._own_events = self._own_events, []
-        events: list[Event] = [*self._endpoint.take_events(), *self._channel.take_counted(), *own]
+        events = _summed([*self._endpoint.take_events(), *self._channel.take_counted(), *own])
         self._mailbox.publish(events)
         if events and self._local is not None:
             self._guard(self._local.send, events)
@@ -355,3 +383,15 @@ class Driver:
         self._own_events.append(Counted("step_failed", Reason.INTERNAL))
         if self._warnings.allows(type(error).__name__, self._clock()):
             logger.error("A bug in kvpush: %s failed", step, exc_info=error)
+
+
+def _summed(events: list[Event]) -> list[Event]:
+    """The same, but each counter once: a peer's nonsense must not become work for the engine."""
+    sums: dict[tuple[str, Reason], int] = {}
+    others: list[Event] = []
+    for event in events:
+        if isinstance(event, Counted):
+            sums[event.name, event.reason] = sums.get((event.name, event.reason), 0) + event.amount
+        else:
+            others.append(event)
+    return [*others, *(Counted(name, reason, amount) for (name, reason), amount in sums.items())]

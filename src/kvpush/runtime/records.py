@@ -24,6 +24,7 @@ class TransferLog:
 
     def __init__(self) -> None:
         self._limit = RateLimit()
+        self._ready_limit = RateLimit(burst=1000, per_s=1.0)
         self._file = RecordFile()
 
     def record(self, event: Event, now: float) -> None:
@@ -32,7 +33,8 @@ class TransferLog:
             case Ended(record):
                 self._ended(record, now)
             case PeerChanged(peer, True):
-                logger.info("peer ready peer=%s", peer)
+                if self._ready_limit.allows("ready", now):
+                    logger.info("peer ready peer=%s", peer)
             case PeerChanged(peer, False, reason, detail):
                 self._warn(f"peer {reason}", now, lambda: f"peer gone peer={peer} reason={reason} detail={detail!r}")
             case ModeChosen(peer, mode, push, pull):

@@ -110,6 +110,7 @@ class Node:
         self.name, self.address, self.policy = name, address, policy
         self.cache, self.trap = Cache(), Trap()
         self.alive, self.hung, self.has_stopped, self.wake_at = True, False, False, 0.0
+        self.pause_s, self._turned_at = 0.0, float("-inf")
         self.requests: dict[Key, Request] = {}
         self.sources: dict[Key, tuple[int, ...]] = {}
         self._over: set[Key] = set()
@@ -140,6 +141,7 @@ class Node:
     # life ---------------------------------------------------------------------------------------------
     def turn(self) -> None:
         """One turn of the transfer thread, and the engine's next step."""
+        self._turned_at = self._clock()
         self._driver.turn()
         for event in self._mailbox.drain():
             self._note(event)
@@ -148,9 +150,10 @@ class Node:
 
     @property
     def due_at(self) -> float:
-        """When it next has something to do."""
+        """When it next has something to do. A process that is short of CPU has `pause_s` between two turns."""
         if self.alive and not self.hung:
-            return min(self.wake_at, self.channel.next_at, self.flight.next_at)
+            due_at = min(self.wake_at, self.channel.next_at, self.flight.next_at)
+            return max(due_at, self._turned_at + self.pause_s)
         return self.flight.next_at
 
     def die(self) -> None:

@@ -49,8 +49,15 @@ class World:
     For the purpose `CONVERSATION`, `p` keeps an earlier turn, and `d` goes on from it.
     """
 
-    def __init__(self, policy: Policy, mode: Mode = Mode.PUSH, purpose: Purpose = Purpose.PROMPT) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        mode: Mode = Mode.PUSH,
+        purpose: Purpose = Purpose.PROMPT,
+        times: ProtocolConfig = TIMES,
+    ) -> None:
         self.now = 100.0
+        self._times = times
         self.policy, self.mode, self.purpose = policy, mode, purpose
         self.wire = Wire(lambda: self.now)
         self.nodes: list[Node] = []
@@ -65,7 +72,7 @@ class World:
     # processes ------------------------------------------------------------------------------------------
     def start(self, name: str, address: Address) -> Node:
         """Start a process."""
-        node = Node(name, len(self.nodes), address, self.wire, self._fabric, TIMES, self.policy, self.mode)
+        node = Node(name, len(self.nodes), address, self.wire, self._fabric, self._times, self.policy, self.mode)
         self.nodes.append(node)
         return node
 
