@@ -84,7 +84,10 @@ class Endpoint(EngineSide):
         raise RemoteProtocolError(Reason.WRONG_ENGINE, detail, "destination")
 
     def _from_receiver(self, link: LinkId, frame: Frame, now: float) -> None:
-        message, caller = frame.message, self._inbound.heard(frame.source, link, now)
+        message = frame.message
+        if isinstance(message, Hello):
+            self._inbound.check(message)  # before anything is believed that it came with
+        caller = self._inbound.heard(frame.source, link, now)
         if isinstance(message, Hello):
             if caller is None and self._inbound.is_loading():
                 self._outbox.count("hello_put_off", Reason.OK)

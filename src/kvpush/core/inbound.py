@@ -1,7 +1,8 @@
 """The receivers that have said hello to us: the sender's half of each peer relation.
 
 A caller is one process (its epoch). It is known by the epoch in every frame, so that a link that breaks
-and comes back is the same caller; replies go to the link it was last heard on.
+and comes back is the same caller. It may have several, one for each name that it knows us by: replies go to the one it
+was last heard on, and it is doubted when none is left.
 """
 
 from collections.abc import Iterable
@@ -29,8 +30,9 @@ _MAX_REFUSALS = 64
 @dataclass(eq=False)
 class Caller:
     """One receiver process. `ready` once the transport has loaded it. `modes` are those that both of us take part in.
-    `broken_at`: when the link that it was last heard on ended. `pace`: bytes per second of what is written to it, once
-    that has been seen. `refused`: how many of its messages in a row have been."""
+    `link`: where it was last heard on; `spare`: others of its that are up. `broken_at`: when the last of them ended.
+    `pace`: bytes per second of what is written to it, once that has been seen. `refused`: how many of its messages in a
+    row have been."""
 
     epoch: Epoch
     engine_id: EngineId
@@ -40,6 +42,7 @@ class Caller:
     modes: tuple[Mode, ...]
     last_heard: float
     ready: bool = False
+    spare: tuple[LinkId, ...] = ()
     broken_at: float | None = None
     pace: float | None = None
     refused: int = 0
@@ -50,6 +53,24 @@ class Caller:
             return
         seen = nbytes / seconds
         self.pace = seen if self.pace is None else 0.75 * self.pace + 0.25 * seen
+
+    def heard(self, link: LinkId, now: float) -> None:
+        """It lives, and is to be answered on this link."""
+        if link != self.link:
+            up = self.spare if self.broken_at is not None else (*self.spare, self.link)
+            self.link, self.spare = link, tuple(other for other in up if other != link)
+        self.last_heard = now
+        self.broken_at = None
+
+    def broken(self, link: LinkId, now: float) -> None:
+        """A link has ended, of this caller or of another."""
+        if link in self.spare:
+            self.spare = tuple(other for other in self.spare if other != link)
+        elif link == self.link and self.spare:
+            *others, self.link = self.spare
+            self.spare = tuple(others)
+        elif link == self.link and self.broken_at is None:
+            self.broken_at = now
 
     def lost_at(self, config: ProtocolConfig) -> float:
         """When it is lost unless something is heard of it."""
@@ -84,23 +105,17 @@ class Inbound:
         if caller is not None:
             if caller.link != link and caller.ready:
                 self._outbox.effect(TrustLink(link))
-            caller.link = link
-            caller.last_heard = now
-            caller.broken_at = None
+            caller.heard(link, now)
         return caller
 
     def broken(self, link: LinkId, now: float) -> None:
         """An accepted link has ended: a receiver that lives comes back by another in a moment."""
         for caller in self._callers.values():
-            if caller.link == link and caller.broken_at is None:
-                caller.broken_at = now
+            caller.broken(link, now)
 
     def hello(self, epoch: Epoch, link: LinkId, hello: Hello, now: float) -> list[Caller]:
-        """Take a hello; returns callers that it replaces (an earlier life of the same engine's rank).
-
-        Raises RemoteProtocolError when the two cannot work together.
-        """
-        self._check(hello)
+        """Take a hello that has been checked; returns callers that it replaces (an earlier life of the same engine's
+        rank). Raises RemoteProtocolError when there is no room for another caller."""
         known = self._callers.get(epoch)
         if known is not None:
             if known.ready:
@@ -115,7 +130,8 @@ class Inbound:
             self._open(caller, now)
         return replaced
 
-    def _check(self, hello: Hello) -> None:
+    def check(self, hello: Hello) -> None:
+        """Raises RemoteProtocolError when the two cannot work together, or it is meant for another engine."""
         if hello.wants is not None and hello.wants != self._us.engine_id:
             detail = f"wrong engine: this is {self._us.engine_id}, the message was meant for {hello.wants}"
             raise RemoteProtocolError(Reason.WRONG_ENGINE, detail, "wants")
@@ -132,12 +148,14 @@ class Inbound:
             raise RemoteProtocolError(Reason.INCOMPATIBLE, detail, "mode")
 
     def _check_room(self, link: LinkId) -> None:
-        other = next((caller for caller in self._callers.values() if caller.link == link), None)
-        if other is not None:
+        if self._by(link) is not None:
             self._outbox.effect(CloseLink(link))
             raise RemoteProtocolError(Reason.BAD_MESSAGE, "another process has said hello on this link", "source")
         if len(self._callers) >= MAX_CALLERS:
             raise RemoteProtocolError(Reason.PEER_HANDSHAKE, f"{MAX_CALLERS} receivers are known already", "source")
+
+    def _by(self, link: LinkId) -> Caller | None:
+        return next((one for one in self._callers.values() if link == one.link or link in one.spare), None)
 
     def is_loading(self) -> bool:
         """Whether it is too early for a hello of someone new."""
@@ -145,7 +163,7 @@ class Inbound:
 
     def refused(self, link: LinkId) -> None:
         """A message was refused. Who says nothing else is a stranger again, even if it has said a good hello."""
-        caller = next((caller for caller in self._callers.values() if caller.link == link), None)
+        caller = self._by(link)
         if caller is not None:
             caller.refused += 1
             if caller.refused == _MAX_REFUSALS:
@@ -189,7 +207,8 @@ class Inbound:
             return False
         del self._callers[caller.epoch]
         closed = self._peers.close(caller.name, Use.RECEIVER)
-        self._outbox.effect(CloseLink(caller.link))
+        for link in (caller.link, *caller.spare):
+            self._outbox.effect(CloseLink(link))
         self._outbox.event(PeerChanged(caller.name, False, reason, detail))
         self._outbox.count("peer_lost", reason)
         return closed
