@@ -17,6 +17,14 @@ def test_fixed_engine_takes_its_time_and_streams_every_event() -> None:
     assert min(timing.ttft_s for timing in timings) >= 0.019  # libuv's timers count whole milliseconds, begun ones too
 
 
+def test_streams_that_are_spread_do_not_begin_together() -> None:
+    """The last of four begins three quarters of the spread later."""
+    with fixed_engines(Timing(service_s=0.001, chunks=2), engines=1) as (url,):
+        timings, seconds = uvloop.run(closed_loop(url, requests=4, concurrency=4, spread_s=1.2))
+    assert [timing.ok for timing in timings] == [True] * 4
+    assert seconds > 0.89
+
+
 def test_router_is_measured_beside_the_engine_alone() -> None:
     rows = bench_router(RouterBench(requests=200, concurrencies=(1, 4), rounds=1, chunks=4))
     ours = [row for row in rows if row.target is Target.KVPUSH]

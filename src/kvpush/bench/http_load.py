@@ -22,11 +22,12 @@ class StreamTiming(msgspec.Struct, kw_only=True):
 
 
 class _Client(asyncio.Protocol):
-    """One keep-alive connection that asks again as soon as it has been answered."""
+    """One keep-alive connection that asks after `delay_s`, and again as soon as it has been answered."""
 
-    def __init__(self, request: bytes, budget: "Budget") -> None:
+    def __init__(self, request: bytes, budget: "Budget", delay_s: float) -> None:
         self._request = request
         self._budget = budget
+        self._delay_s = delay_s
         self._timing = StreamTiming()
         self._sent = 0.0
         self._tail = b""
@@ -34,14 +35,15 @@ class _Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
-        self._ask()
+        asyncio.get_running_loop().call_later(self._delay_s, self._ask)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
             self._budget.failed(f"a connection was lost: {exc or 'closed by the router'}")
 
     def _ask(self) -> None:
-        assert self._transport is not None
+        if self._transport is None:
+            return  # it was lost before it could ask
         if not self._budget.take():
             transport, self._transport = self._transport, None
             transport.close()
@@ -103,9 +105,10 @@ class Budget:
 
 
 async def closed_loop(
-    url: str, requests: int, concurrency: int, prompt_bytes: int = 400
+    url: str, requests: int, concurrency: int, prompt_bytes: int = 400, spread_s: float = 0.0
 ) -> tuple[list[StreamTiming], float]:
-    """Send so many requests, so many at a time; the answers, and the seconds it took.
+    """Send so many requests, so many at a time; the answers, and the seconds it took. The first ones are sent over
+    `spread_s`: answers that take as long each would otherwise all begin and end together, for ever.
 
     Raises `ConnectionError` when a connection breaks, `TimeoutError` when it takes more than five minutes.
     """
@@ -118,8 +121,9 @@ async def closed_loop(
     budget = Budget(requests, clients)
     loop = asyncio.get_running_loop()
     started = time.perf_counter()
-    for _ in range(clients):
-        await loop.create_connection(lambda: _Client(head % len(body) + body, budget), parts.hostname, parts.port)
+    for number in range(clients):
+        client = _Client(head % len(body) + body, budget, spread_s * number / clients)
+        await loop.create_connection(lambda made=client: made, parts.hostname, parts.port)  # type: ignore[misc]
     async with asyncio.timeout(300.0):
         await budget.done
     return budget.timings, time.perf_counter() - started

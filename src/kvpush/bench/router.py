@@ -32,7 +32,8 @@ class Target(StrEnum):
 
 
 class RouterBench(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests are per target, concurrency and round. `gap_ms` 0 sends all of an answer's events at once."""
+    """Requests are per target, concurrency and round. `gap_ms` 0 sends all of an answer's events at once; otherwise
+    streams do not begin together."""
 
     requests: int = 400
     concurrencies: tuple[int, ...] = (1, 64, 200)
@@ -118,7 +119,8 @@ def _visit(url: str, process: psutil.Process | None, options: RouterBench, concu
     requests = max(options.requests, 2 * concurrency) if concurrency > 1 else max(options.requests // 5, 50)
     uvloop.run(closed_loop(url, min(concurrency * 2, 100), concurrency))
     before = _cpu_s(process)
-    timings, seconds = uvloop.run(closed_loop(url, requests, concurrency))
+    spread_s = options.gap_ms / 1e3 * options.chunks
+    timings, seconds = uvloop.run(closed_loop(url, requests, concurrency, spread_s=spread_s))
     after = _cpu_s(process)
     return _Visit(timings, seconds, None if before is None or after is None else after - before)
 
