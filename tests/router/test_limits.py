@@ -79,7 +79,8 @@ async def test_client_that_does_not_read_stops_the_engine_instead_of_filling_mem
             await asyncio.sleep(0.3)
             written = rig.decode.written_bytes
         writer.close()
-    assert 0 < written < 0.2 * len(CHUNK) * CHUNKS
+    # not what the kernel's own buffers take, which may be 32 MiB for each of two connections
+    assert 0 < written < 0.6 * len(CHUNK) * CHUNKS
 
 
 async def test_client_that_stalls_too_long_is_dropped_and_the_engine_told() -> None:
