@@ -14,16 +14,6 @@ from kvpush.core.events import Outcome
 from kvpush.core.messages import Cancel, Drained, Draining, Dropped, Failed, Message
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def pair(world: World) -> tuple[Process, Process]:
-    return world.pair()
-
-
 def transfer(world: World, p: Process, d: Process) -> None:
     """Something goes well between the two."""
     key = world.key()

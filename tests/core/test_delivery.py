@@ -12,11 +12,6 @@ from kvpush.core.ids import Epoch
 from kvpush.core.messages import Accepted, Hello, Message, Register, Welcome, Writing, Written, encode_notice
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def test_receiver_gets_the_prompt_when_it_registers_before_the_prompt_is_final(world: World) -> None:
     p, d = world.pair()
     key = world.key()

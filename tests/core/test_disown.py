@@ -1,21 +1,10 @@
 """Requests that were turned away before their receiver asked for anything."""
 
-import pytest
 from core.process import Process
 from core.world import World
 
 from kvpush.core.errors import Reason
 from kvpush.core.events import Outcome
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def pair(world: World) -> tuple[Process, Process]:
-    return world.pair()
 
 
 def test_prompt_of_a_request_that_was_turned_away_is_dropped_at_its_sender(

@@ -1,6 +1,5 @@
 """The first token of the answer comes with the prompt, to who wants it, and never before all of the prompt."""
 
-import pytest
 from core.process import Process
 from core.world import World
 
@@ -8,16 +7,6 @@ from kvpush.core.errors import Reason
 from kvpush.core.events import Outcome
 
 TOKEN = 4711
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def pair(world: World) -> tuple[Process, Process]:
-    return world.pair()
 
 
 def test_token_comes_with_a_prompt_that_is_handed_over_whole(world: World, pair: tuple[Process, Process]) -> None:

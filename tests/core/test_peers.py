@@ -15,16 +15,6 @@ from kvpush.core.ids import Address, EngineId, Epoch, Target
 from kvpush.core.messages import Dropped, Failed, Heartbeat, Message, Written, encode_frame
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def pair(world: World) -> tuple[Process, Process]:
-    return world.pair()
-
-
 def transfer(world: World, p: Process, d: Process, within: float = 0.2) -> None:
     """Something goes well between the two."""
     key = world.key()

@@ -13,11 +13,6 @@ from kvpush.core.messages import decode_notice
 LAYERS = 6
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def deep_pair(world: World) -> tuple[Process, Process]:
     """A sender and a receiver with several layers, and blocks of unequal sizes."""
     return world.start("p", make_layout(0, 4, layers=LAYERS)), world.start("d", make_layout(1, 8, layers=LAYERS))

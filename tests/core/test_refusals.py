@@ -30,11 +30,6 @@ STRANGER = LinkId(-77)
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
 def pair(world: World) -> tuple[Process, Process]:
     """Two that know each other."""
     p, d = world.pair()

@@ -11,16 +11,6 @@ from kvpush.core.ids import Key
 from kvpush.core.messages import Begun, Interest, Message
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def pair(world: World) -> tuple[Process, Process]:
-    return world.pair()
-
-
 def watch(d: Process, p: Process) -> Key:
     """A receiver that waits for a prompt to begin."""
     key = d.world.key()

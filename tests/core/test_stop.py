@@ -8,16 +8,6 @@ from kvpush.core.errors import Reason
 from kvpush.core.events import Outcome
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def pair(world: World) -> tuple[Process, Process]:
-    return world.pair()
-
-
 def test_stopping_sender_tells_every_receiver_at_once(world: World, pair: tuple[Process, Process]) -> None:
     p, d = pair
     waiting, held, announced = world.keys(3)

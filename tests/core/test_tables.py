@@ -113,11 +113,6 @@ def test_every_state_of_a_receiver_takes_an_abort_and_the_loss_of_its_peer() -> 
 
 
 # the tables in use ----------------------------------------------------------------------------------------
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 @pytest.mark.parametrize("state", [state for state in Send if state is not Send.RETIRED])
 @pytest.mark.parametrize("happened", SendInput)
 def test_sender_takes_an_input_or_changes_nothing(world: World, state: Send, happened: SendInput) -> None:

@@ -11,16 +11,6 @@ from kvpush.core.ids import EngineId, Target
 from kvpush.core.messages import Heartbeat
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def pair(world: World) -> tuple[Process, Process]:
-    return world.pair()
-
-
 @pytest.mark.parametrize("other", [EngineId("before"), None], ids=["stale id", "no id"])
 def test_end_of_one_of_two_links_raises_no_doubt_of_the_peer(
     world: World, pair: tuple[Process, Process], other: EngineId | None

@@ -1,7 +1,8 @@
 """One side of a transfer: a transfer thread with a small KV cache of its own."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -121,6 +122,18 @@ class Side:
         return self.thread.turns
 
 
+@contextmanager
+def running(*sides: Side) -> Iterator[None]:
+    """The sides run while this block lasts."""
+    for side in sides:
+        side.start()
+    try:
+        yield
+    finally:
+        for side in sides:
+            side.stop()
+
+
 def answers(events: Iterable[Event], key: Key) -> list[ReceiveEnded | SourceFree]:
     """What the engine has been promised about a transfer."""
     return [event for event in events if isinstance(event, ReceiveEnded | SourceFree) and event.key == key]
@@ -155,10 +168,17 @@ def answer(side: Side, key: Key, within_s: float = 10.0) -> ReceiveEnded | Sourc
     return until(lambda: answers(side.drain(), key), within_s)[0]
 
 
+def push(sender: Side, receiver: Side, tokens: int, here: tuple[int, ...], there: tuple[int, ...]) -> ReceiveEnded:
+    """One prompt, from the blocks `here` of the sender to `there` of the receiver, to its end on both sides."""
+    key = new_key()
+    receiver.submit(receive(key, sender.address, tokens, there))
+    sender.submit(final(key, tokens, here))
+    ended = answer(receiver, key)
+    assert isinstance(ended, ReceiveEnded)
+    answer(sender, key)
+    return ended
+
+
 def settle(sender: Side, receiver: Side) -> None:
     """Let all that was submitted reach the other side: a later push has come through. It uses block `SETTLING`."""
-    key = new_key()
-    receiver.submit(receive(key, sender.address, 1, (SETTLING,)))
-    sender.submit(final(key, 1, (SETTLING,)))
-    answer(receiver, key)
-    answer(sender, key)
+    push(sender, receiver, 1, (SETTLING,), (SETTLING,))

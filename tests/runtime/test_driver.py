@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from runtime.rig import LOCAL, Party, pump_until, until
-from runtime.side import BRISK, Side, announce, answer, final, new_key, receive
+from runtime.side import BRISK, Side, announce, answer, final, new_key, push, receive, running
 
 from kvpush.core.commands import Abort
 from kvpush.core.endpoint import Endpoint
@@ -88,21 +88,8 @@ def sides(bugs: Bugs) -> Iterator[tuple[Side, Side]]:
 
     sender, receiver = Side("prefill", buggy), Side("decode", lambda: fabric.transport("decode"))
     sender.fill(seed=1)
-    for side in (sender, receiver):
-        side.start()
-    yield sender, receiver
-    for side in (sender, receiver):
-        side.stop()
-
-
-def push(sender: Side, receiver: Side) -> ReceiveEnded:
-    key = new_key()
-    receiver.submit(receive(key, sender.address, TOKENS, THERE))
-    sender.submit(final(key, TOKENS, HERE))
-    ended = answer(receiver, key)
-    assert isinstance(ended, ReceiveEnded)
-    answer(sender, key)
-    return ended
+    with running(sender, receiver):
+        yield sender, receiver
 
 
 def internal_errors(side: Side) -> int:
@@ -111,7 +98,7 @@ def internal_errors(side: Side) -> int:
 
 def test_push_arrives_in_spite_of_failing_polls(sides: tuple[Side, Side], bugs: Bugs) -> None:
     bugs.poll = 5
-    assert push(*sides).outcome is Outcome.DELIVERED
+    assert push(*sides, TOKENS, HERE, THERE).outcome is Outcome.DELIVERED
     assert bugs.happened == ["poll"] * 5
     assert internal_errors(sides[0]) == 5
 
@@ -122,11 +109,11 @@ def test_bug_in_the_transport_fails_one_transfer_and_not_the_next(
 ) -> None:
     setattr(bugs, call, 1)
     with caplog.at_level(logging.ERROR, "kvpush.transfer"):
-        ended = push(*sides)
+        ended = push(*sides, TOKENS, HERE, THERE)
     assert ended.outcome is Outcome.FAILED
     assert f"a bug in {call}" in caplog.text
     assert "Traceback" in caplog.text
-    assert push(*sides).outcome is Outcome.DELIVERED
+    assert push(*sides, TOKENS, HERE, THERE).outcome is Outcome.DELIVERED
 
 
 def test_thread_goes_on_when_every_step_of_a_turn_is_broken(
@@ -151,7 +138,7 @@ def test_thread_goes_on_when_every_step_of_a_turn_is_broken(
 
 def test_command_that_is_none_costs_nothing_but_itself(sides: tuple[Side, Side]) -> None:
     sides[0].submit("nonsense", None)  # type: ignore[arg-type]
-    assert push(*sides).outcome is Outcome.DELIVERED
+    assert push(*sides, TOKENS, HERE, THERE).outcome is Outcome.DELIVERED
 
 
 def test_command_that_breaks_the_rules_is_refused_without_being_called_a_bug(
@@ -174,13 +161,13 @@ def test_random_frames_do_not_disturb_a_push(sides: tuple[Side, Side]) -> None:
         client.channel.send(LinkId(1), rng.randbytes(rng.choice([0, 1, 5, 50, 5000])))
         client.pump()
     pump_until(lambda: client.lost, client)
-    assert push(*sides).outcome is Outcome.DELIVERED
+    assert push(*sides, TOKENS, HERE, THERE).outcome is Outcome.DELIVERED
     client.channel.close()
 
 
 def test_many_commands_at_once_are_all_carried_out(sides: tuple[Side, Side]) -> None:
     sides[0].submit(*[Abort(new_key()) for _ in range(5000)])
-    assert push(*sides).outcome is Outcome.DELIVERED
+    assert push(*sides, TOKENS, HERE, THERE).outcome is Outcome.DELIVERED
 
 
 @pytest.fixture
@@ -200,11 +187,8 @@ def stuck_sender(stuck: list[FaultyTransport]) -> Iterator[tuple[Side, Side]]:
 
     sender = Side("prefill", faulty)
     receiver = Side("decode", lambda: fabric.transport("decode"))
-    for side in (sender, receiver):
-        side.start()
-    yield sender, receiver
-    for side in (sender, receiver):
-        side.stop()
+    with running(sender, receiver):
+        yield sender, receiver
 
 
 def test_stop_is_bounded_while_a_write_is_in_flight(

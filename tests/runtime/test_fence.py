@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 from runtime.rig import until
-from runtime.side import BRISK, Side, announce, answer, answers, final, new_key, receive, settle
+from runtime.side import BRISK, Side, announce, answer, answers, final, new_key, receive, running, settle
 
 from kvpush.core.events import Outcome, ReceiveEnded
 from kvpush.core.ids import OpId, PeerName
@@ -80,12 +80,9 @@ def sides() -> Iterator[tuple[Side, Side, Freezer]]:
     sender = Side("prefill", freezer, protocol=SHORT)
     receiver = Side("decode", lambda: fabric.transport("decode"), protocol=SHORT)
     sender.fill(seed=1)
-    for side in (sender, receiver):
-        side.start()
-    yield sender, receiver, made[0]
-    made[0].thaw.set()
-    for side in (sender, receiver):
-        side.stop()
+    with running(sender, receiver):
+        yield sender, receiver, made[0]
+        made[0].thaw.set()
 
 
 def test_sender_stopped_beyond_its_leases_gives_its_writes_up_before_anything_else(

@@ -10,9 +10,9 @@ from contextlib import ExitStack, suppress
 import pytest
 import zmq
 from runtime.rig import LOCAL, Party, nothing_left, open_fds, pump_until, until
-from runtime.side import Side, answer, final, new_key, receive
+from runtime.side import Side, push, running
 
-from kvpush.core.events import Outcome, ReceiveEnded
+from kvpush.core.events import Outcome
 from kvpush.core.ids import EngineId, Epoch, LinkId
 from kvpush.core.messages import Hello, encode_frame
 from kvpush.runtime.control import ControlChannel
@@ -197,20 +197,12 @@ def test_hanging_up_ends_no_connection_to_another_port() -> None:
 def sides() -> Iterator[tuple[Side, Side]]:
     fabric = MemoryFabric()
     sender, receiver = (Side(name, lambda name=name: fabric.transport(name)) for name in ("prefill", "decode"))  # type: ignore[misc]
-    for side in (sender, receiver):
-        side.start()
-    yield sender, receiver
-    for side in (sender, receiver):
-        side.stop()
+    with running(sender, receiver):
+        yield sender, receiver
 
 
-def push(sender: Side, receiver: Side) -> None:
-    key = new_key()
-    receiver.submit(receive(key, sender.address, TOKENS, THERE))
-    sender.submit(final(key, TOKENS, HERE))
-    ended = answer(receiver, key)
-    assert isinstance(ended, ReceiveEnded)
-    assert ended.outcome is Outcome.DELIVERED
+def deliver(sender: Side, receiver: Side) -> None:
+    assert push(sender, receiver, TOKENS, HERE, THERE).outcome is Outcome.DELIVERED
 
 
 def _garbage(side: Side, rng: random.Random) -> list[bytes]:
@@ -227,7 +219,7 @@ def _hellos(side: Side, rng: random.Random) -> list[bytes]:
 def test_pushes_arrive_while_strangers_speak_without_end(sides: tuple[Side, Side], nonsense: object) -> None:
     assert callable(nonsense)
     sender, receiver = sides
-    push(sender, receiver)
+    deliver(sender, receiver)
     ended = threading.Event()
 
     def flood() -> None:
@@ -246,18 +238,18 @@ def test_pushes_arrive_while_strangers_speak_without_end(sides: tuple[Side, Side
     flooding.start()
     try:
         for _ in range(20):
-            push(sender, receiver)
+            deliver(sender, receiver)
     finally:
         ended.set()
         flooding.join()
-    push(sender, receiver)
+    deliver(sender, receiver)
 
 
 def test_connections_that_come_and_go_leave_nothing(sides: tuple[Side, Side]) -> None:
     sender, receiver = sides
-    push(sender, receiver)
+    deliver(sender, receiver)
     before = len(open_fds())
     for _ in range(500):
         socket.create_connection((sender.address.host, sender.address.port)).close()
-    push(sender, receiver)
+    deliver(sender, receiver)
     until(lambda: len(open_fds()) <= before)

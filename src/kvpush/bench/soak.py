@@ -17,6 +17,7 @@ import msgspec
 
 from kvpush.bench.soak_fleet import Fleet, Heard, Part, fleet
 from kvpush.bench.soak_traffic import Clients, Mix, Wish
+from kvpush.cli.parts import FIRST_TOKEN_SCHEDULER
 from kvpush.cli.ports import free_ports
 from kvpush.core.errors import ConfigError
 from kvpush.core.ids import Address, EngineId, Key, Target, TransferId
@@ -32,7 +33,6 @@ _LONGEST = 2048
 _ROOM = 1120  # for what a client adds, and its answer
 _TURNS = 64  # that are remembered
 _SHORTEST = (3,)
-_FIRST_TOKENS = "kvpush.vllm.first_token_scheduler.FirstTokenScheduler"
 _PROTOCOL = {
     "lease_s": 6.0,
     "heartbeat_s": 1.0,
@@ -337,7 +337,7 @@ def _line(report: SoakReport) -> str:
 
 
 def _engines(options: SoakOptions) -> list[EngineConfig]:
-    first_tokens = _FIRST_TOKENS if options.first_token is FirstToken.PREFILL else None
+    first_tokens = FIRST_TOKEN_SCHEDULER if options.first_token is FirstToken.PREFILL else None
 
     def one(
         name: str, role: str, policy: str = "recompute", port: int = 0, scheduler: str | None = None

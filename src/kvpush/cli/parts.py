@@ -35,7 +35,8 @@ _VLLM_NAMES = {
     Connector.VLLM_PUSH: "NixlPushConnector",
     Connector.VLLM_PULL: "NixlConnector",
 }
-FIRST_TOKEN_ARGS = ("--scheduler-cls", "kvpush.vllm.first_token_scheduler.FirstTokenScheduler")
+FIRST_TOKEN_SCHEDULER = "kvpush.vllm.first_token_scheduler.FirstTokenScheduler"
+FIRST_TOKEN_ARGS = ("--scheduler-cls", FIRST_TOKEN_SCHEDULER)
 """What lets a decode engine begin with the token that the prefill engine has sampled."""
 PATH_ARGS = ("--middleware", "kvpush.vllm.path_header.PathHeader")
 """What lets a decode engine's answers say that it has computed the prompt itself."""

@@ -86,15 +86,9 @@ class Endpoint(EngineSide):
     def _from_receiver(self, link: LinkId, frame: Frame, now: float) -> None:
         message = frame.message
         if isinstance(message, Hello):
-            self._inbound.check(message)  # before anything is believed that it came with
-        caller = self._inbound.heard(frame.source, link, now)
-        if isinstance(message, Hello):
-            if caller is None and self._inbound.is_loading():
-                self._outbox.count("hello_put_off", Reason.OK)
-                return
-            for replaced in self._inbound.hello(frame.source, link, message, now):
-                self._lose_caller(replaced, Reason.PEER_RESTARTED, now)
+            self._greeted(link, frame.source, message, now)
             return
+        caller = self._inbound.heard(frame.source, link, now)
         if not isinstance(message, Interest | Register | Cancel | Released | Ask | Heartbeat):
             raise RemoteProtocolError(Reason.BAD_MESSAGE, f"{type(message).__name__} is not for a sender", "message")
         if caller is None or not caller.ready:
@@ -116,6 +110,14 @@ class Endpoint(EngineSide):
             case Heartbeat():
                 self._keeper.renew(message.keys, now)
                 self._inbound.tell(caller, self._sender.heartbeat(caller, message.keys, message.echo, now))
+
+    def _greeted(self, link: LinkId, source: Epoch, hello: Hello, now: float) -> None:
+        self._inbound.check(hello)  # before anything is believed that it came with
+        if self._inbound.heard(source, link, now) is None and self._inbound.is_loading():
+            self._outbox.count("hello_put_off", Reason.OK)
+            return
+        for replaced in self._inbound.hello(source, link, hello, now):
+            self._lose_caller(replaced, Reason.PEER_RESTARTED, now)
 
     def _from_sender(self, link: LinkId, frame: Frame, now: float) -> None:
         session = self._outbound.on_link(link)

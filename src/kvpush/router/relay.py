@@ -14,11 +14,11 @@ from aiohttp import web
 from kvpush.router.ahead import Ahead
 from kvpush.router.answers import Answer, Cause, LegFailed, RequestRefused, broken_leg, error_answer
 from kvpush.router.body import OWNED, encode, parse_fields, strip_owned
+from kvpush.router.events import EVENT_END
 from kvpush.router.idle import IdleTimeout
 from kvpush.router.journey import Ending
 from kvpush.router.upstream import Stream
 
-_EVENT_END = b"\n\n"
 _MAX_HELD_BYTES = 1024 * 1024
 _MAX_UNDRAINED_BYTES = 64 * 1024
 
@@ -57,7 +57,11 @@ class Relay:
     """One answer on its way to a client. `run()` it once; then `ending` says how it went, and `failure` why."""
 
     def __init__(
-        self, request: web.Request, stream: Stream | Ahead, headers: Mapping[str, str], on_whole: Callable[[], None]
+        self,
+        request: web.Request,
+        stream: Stream | Ahead,
+        headers: Mapping[str, str],
+        on_whole: Callable[[], None] = _nothing,
     ) -> None:
         """`on_whole` is called once, when the engine's answer is complete, before the client has its end."""
         self._on_whole = on_whole
@@ -101,7 +105,7 @@ class Relay:
         while not self._stream.is_complete:
             if self._stream.said_done:
                 self._note_whole()
-            if is_events and (held or not chunk.endswith(_EVENT_END)):
+            if is_events and (held or not chunk.endswith(EVENT_END)):
                 whole, held = cut_after_event(held + chunk)
                 if whole:
                     await self.response.write(whole)
@@ -135,7 +139,7 @@ class Relay:
         self.response.force_close()
         try:
             if self._stream.is_events:
-                await self.response.write(b"data: " + msgspec.json.format(failure.answer.body, indent=-1) + _EVENT_END)
+                await self.response.write(b"data: " + msgspec.json.format(failure.answer.body, indent=-1) + EVENT_END)
         except ConnectionError:
             return
         if self._request.transport is not None:
@@ -144,8 +148,8 @@ class Relay:
 
 def cut_after_event(data: bytes) -> tuple[bytes, bytes]:
     """What may be sent, and what must be held until its event is whole; an absurdly long event is sent in parts."""
-    cut = data.rfind(_EVENT_END)
+    cut = data.rfind(EVENT_END)
     if cut < 0:
         return (data, b"") if len(data) > _MAX_HELD_BYTES else (b"", data)
-    cut += len(_EVENT_END)
+    cut += len(EVENT_END)
     return data[:cut], data[cut:]

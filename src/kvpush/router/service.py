@@ -171,7 +171,7 @@ class Service:
         try:
             stream = await self.upstream.relay(engine, request.method, request.path_qs, body, self._headers(request))
             try:
-                relay = Relay(request, stream, {PATH_HEADER: Path.LOCAL}, lambda: None)
+                relay = Relay(request, stream, {PATH_HEADER: Path.LOCAL})
                 await relay.run(self.config.idle_timeout_s, self.config.client_stall_timeout_s)
                 return relay.response
             finally:

@@ -7,7 +7,6 @@ is computed again, which is all that not knowing costs.
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -78,7 +77,5 @@ class Siblings:
 def _bound(path: str) -> socket.socket:
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     opened.setblocking(False)
-    with suppress(FileNotFoundError):
-        os.unlink(path)
     opened.bind(path)
     return opened

@@ -12,6 +12,7 @@ from kvpush.router.answers import Answer, Cause, LegFailed, broken_leg
 from kvpush.router.config import RouterConfig
 from kvpush.router.connection import BadAnswer, Connection
 from kvpush.router.engine import Engine
+from kvpush.router.events import EVENT_END
 from kvpush.router.pool import ConnectFailed, Pool
 
 _MAX_ANSWER_BYTES = 256 * 1024 * 1024
@@ -197,7 +198,7 @@ class _ErrorEvent(msgspec.Struct):
 
 def failed_event(engine: Engine, first: bytes) -> LegFailed:
     """A stream that begins with an error event, as the answer it would have been without a stream."""
-    body = first[len(b"data: ") :].split(b"\n\n", 1)[0]
+    body = first[len(b"data: ") :].split(EVENT_END, 1)[0]
     try:
         code = msgspec.json.decode(body, type=_ErrorEvent).error.code
     except msgspec.DecodeError:

@@ -4,6 +4,8 @@ Anybody is unknown until the endpoint has taken a hello from there, so a strange
 (a hello, and its repetitions), not in every turn, and not by many at once.
 """
 
+from kvpush.runtime.ratelimit import Bucket
+
 TRIAL_FRAMES = 16
 """After so many a link is closed on which the endpoint has not come to know anybody."""
 
@@ -20,18 +22,11 @@ hellos of 40 KB."""
 
 
 class Allowance:
-    """A bucket of bytes that fills with time."""
+    """So many bytes of all strangers are looked into."""
 
     def __init__(self, now: float) -> None:
-        self._bytes = float(_BURST_BYTES)
-        self._filled_at = now
+        self._bucket = Bucket(_BURST_BYTES, _BYTES_PER_S, now)
 
     def admits(self, nbytes: int, now: float) -> bool:
         """Whether a frame of `nbytes` may be looked into at `now` (seconds). Nothing is taken for one that may not."""
-        self._bytes = min(_BURST_BYTES, self._bytes + (now - self._filled_at) * _BYTES_PER_S)
-        self._filled_at = now
-        cost = max(nbytes, _LEAST_BYTES)
-        if self._bytes < cost:
-            return False
-        self._bytes -= cost
-        return True
+        return self._bucket.take(max(nbytes, _LEAST_BYTES), now)
